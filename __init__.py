@@ -1,3 +1,29 @@
 """everycast: compile one language model for every machine you own, and serve it."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .engine.mlc_engine import AsyncMLCEngine, MLCEngine
+
 __version__ = "0.1.0"
+__all__ = ["AsyncMLCEngine", "MLCEngine", "__version__"]
+
+_EXPORTS = {
+    "MLCEngine": ("everycast.engine.mlc_engine", "MLCEngine"),
+    "AsyncMLCEngine": ("everycast.engine.mlc_engine", "AsyncMLCEngine"),
+}
+"""Public name → module and name; imported when first asked for, so that `import everycast` is
+instant."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _EXPORTS[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,99 @@
+"""Compile a model in a child process: the caller never loads the compiler.
+
+The child (`python -m everycast.targets.build`) reads one JSON request from its standard input and
+answers with JSON lines: progress as it goes, at the end the artifact or one error.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .artifact import errors
+
+Progress = Callable[["BuildProgress"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """Where a build is: `done` of `total` in `unit` ("bytes" or "steps"); total 0 is unknown."""
+
+    stage: str
+    done: int
+    total: int
+    unit: str = "steps"
+
+
+def build(
+    model: str | Path,
+    target: str | None = "cpu",
+    quantization: str | None = None,
+    output: str | Path = "dist",
+    *,
+    activations: str = "auto",
+    context_window_size: int | None = None,
+    dump_ir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Build `<output>/<model>-<quantization>` and give its path.
+
+    `model` is a known name, a Hugging Face folder, `HF://org/name` or a GGUF file. Without a
+    quantization a GGUF is imported without loss and a float checkpoint gets the default scheme.
+    Weights that are already there are kept and only the library is built; without a target
+    (None) only the weights are converted.
+
+    Raises the family of `artifact.errors.EverycastError`.
+    """
+    request = {
+        "model": str(model),
+        "target": target,
+        "quantization": quantization,
+        "output": str(Path(output).absolute()),
+        "activations": activations,
+        "context_window_size": context_window_size,
+        "dump_ir": None if dump_ir is None else str(Path(dump_ir).absolute()),
+    }
+    command = [sys.executable, "-m", "everycast.targets.build"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(json.dumps(request))
+        child.stdin.close()
+        try:
+            answer = _follow(child.stdout, progress)
+        except BaseException:
+            child.terminate()
+            raise
+    if answer is None:
+        raise errors.CompileError(
+            f"the compiler stopped without an answer (exit code {child.returncode}); "
+            "it may have run out of memory"
+        )
+    if "error" in answer:
+        raise _error(answer["error"])
+    return Path(answer["artifact"])
+
+
+def _follow(lines: Any, progress: Progress | None) -> dict[str, Any] | None:
+    answer = None
+    for line in lines:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            continue  # a library printed something
+        if "progress" in message:
+            if progress is not None:
+                progress(BuildProgress(**message["progress"]))
+        else:
+            answer = message
+    return answer
+
+
+def _error(error: dict[str, str]) -> errors.EverycastError:
+    kind = getattr(errors, error["type"], errors.CompileError)
+    raised: errors.EverycastError = kind(error["message"])
+    return raised

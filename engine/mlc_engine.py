@@ -1,0 +1,225 @@
+"""`MLCEngine` and `AsyncMLCEngine`: the engine's public face, in OpenAI's form.
+
+    with MLCEngine("smollm2-135m") as engine:
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        for chunk in engine.chat.completions.create(messages=messages, stream=True):
+            print(chunk.choices[0].delta.content, end="")
+
+Both run the same loop. A stream that is left early, closed, or whose task is cancelled, aborts its
+request and frees its pages.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+from .answers import ChatAnswer, CompletionAnswer
+from .loop import EngineLoop
+from .metrics import EngineMetrics
+from .model_description import ModelDescription
+from .responses import ChatCompletion, ChatCompletionChunk, Completion
+from .streams import AsyncStream, Stream, gather_answer, wait_for_answer
+from .text_engine import TextEngine
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .engine_config import EngineConfig, Mode
+
+
+class _Engine:
+    """What both engines have in common."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        device: str = "auto",
+        model_lib: str | Path | None = None,
+        mode: "Mode" = "local",
+        engine_config: "EngineConfig | Mapping[str, Any] | None" = None,
+    ) -> None:
+        """Load a model.
+
+        model: a built artifact, or anything one can be built from (a name, a folder, a GGUF).
+        device: the target to run on; "auto" takes the best there is. model_lib: a library other
+        than the artifact's own. mode: local (a few requests), interactive (one at a time) or
+        server (many). engine_config: sizes, under MLC's names.
+
+        Raises EverycastError, saying what to do, if the model cannot be loaded.
+        """
+        from .loader import load_engine_parts
+
+        self._set_up(*load_engine_parts(model, device, model_lib, mode, engine_config))
+
+    @classmethod
+    def from_parts(
+        cls, loop: EngineLoop, tokenizer: Tokenizer, description: ModelDescription
+    ) -> Self:
+        """An engine over a loop that is not started yet, such as one over a scripted model."""
+        engine = cls.__new__(cls)
+        engine._set_up(loop, tokenizer, description)
+        return engine
+
+    def _set_up(
+        self, loop: EngineLoop, tokenizer: Tokenizer, description: ModelDescription
+    ) -> None:
+        self._engine = TextEngine(loop, tokenizer, description)
+
+    @property
+    def model_name(self) -> str:
+        return self._engine.description.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._engine.tokenizer
+
+    def abort(self, request_id: str) -> None:
+        """End a request, by the `id` of its response or chunks; its choices end with "abort"."""
+        self._engine.abort(request_id)
+
+    def metrics(self) -> EngineMetrics:
+        """Counters and the state of queues and pages now."""
+        return self._engine.metrics()
+
+    def terminate(self) -> None:
+        """Abort what runs, end the background thread and free the memory; again is no harm."""
+        self._engine.terminate()
+
+
+class MLCEngine(_Engine):
+    """Runs a model; calls wait for their answers."""
+
+    def _set_up(
+        self, loop: EngineLoop, tokenizer: Tokenizer, description: ModelDescription
+    ) -> None:
+        super()._set_up(loop, tokenizer, description)
+        self.chat = Chat(self._engine)
+        self.completions = Completions(self._engine)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.terminate()
+
+
+class AsyncMLCEngine(_Engine):
+    """Runs a model; calls are coroutines, streams async iterators, on any event loop."""
+
+    def _set_up(
+        self, loop: EngineLoop, tokenizer: Tokenizer, description: ModelDescription
+    ) -> None:
+        super()._set_up(loop, tokenizer, description)
+        self.chat = AsyncChat(self._engine)
+        self.completions = AsyncCompletions(self._engine)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        # It waits for the step that is running.
+        await asyncio.to_thread(self.terminate)
+
+
+class Chat:
+    def __init__(self, engine: TextEngine) -> None:
+        self.completions = ChatCompletions(engine)
+
+
+class AsyncChat:
+    def __init__(self, engine: TextEngine) -> None:
+        self.completions = AsyncChatCompletions(engine)
+
+
+class ChatCompletions:
+    def __init__(self, engine: TextEngine) -> None:
+        self._engine = engine
+
+    @overload
+    def create(self, *, stream: Literal[True], **request: Any) -> Stream[ChatCompletionChunk]: ...
+    @overload
+    def create(self, *, stream: Literal[False] | None = None, **request: Any) -> ChatCompletion: ...
+    def create(
+        self, *, stream: bool | None = None, **request: Any
+    ) -> ChatCompletion | Stream[ChatCompletionChunk]:
+        """The model's answer to `messages`, whole or as a stream of chunks.
+
+        request: the fields of OpenAI's chat completions, and the extensions of
+        `ChatCompletionRequest`. Raises RequestError, naming the field, for a request that is not
+        valid or does not fit the context, before anything runs.
+        """
+        prepared = self._engine.prepare_chat({**request, "stream": stream})
+        answer = ChatAnswer(prepared, self._engine.tokenizer)
+        if stream:
+            return Stream(self._engine, prepared, answer)
+        return wait_for_answer(self._engine, prepared, answer)
+
+
+class Completions:
+    def __init__(self, engine: TextEngine) -> None:
+        self._engine = engine
+
+    @overload
+    def create(self, *, stream: Literal[True], **request: Any) -> Stream[Completion]: ...
+    @overload
+    def create(self, *, stream: Literal[False] | None = None, **request: Any) -> Completion: ...
+    def create(
+        self, *, stream: bool | None = None, **request: Any
+    ) -> Completion | Stream[Completion]:
+        """The continuation of `prompt` (text, token ids, or a list of either).
+
+        As `ChatCompletions.create`, with the fields of `CompletionRequest`.
+        """
+        prepared = self._engine.prepare_completion({**request, "stream": stream})
+        answer = CompletionAnswer(prepared, self._engine.tokenizer)
+        if stream:
+            return Stream(self._engine, prepared, answer)
+        return wait_for_answer(self._engine, prepared, answer)
+
+
+class AsyncChatCompletions:
+    def __init__(self, engine: TextEngine) -> None:
+        self._engine = engine
+
+    @overload
+    async def create(
+        self, *, stream: Literal[True], **request: Any
+    ) -> AsyncStream[ChatCompletionChunk]: ...
+    @overload
+    async def create(
+        self, *, stream: Literal[False] | None = None, **request: Any
+    ) -> ChatCompletion: ...
+    async def create(
+        self, *, stream: bool | None = None, **request: Any
+    ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]:
+        """As `ChatCompletions.create`; cancelling the task aborts the request."""
+        values = {**request, "stream": stream}
+        # A long prompt takes long to encode: other requests go on meanwhile.
+        prepared = await asyncio.to_thread(self._engine.prepare_chat, values)
+        answer = ChatAnswer(prepared, self._engine.tokenizer)
+        if stream:
+            return AsyncStream(self._engine, prepared, answer)
+        return await gather_answer(self._engine, prepared, answer)
+
+
+class AsyncCompletions:
+    def __init__(self, engine: TextEngine) -> None:
+        self._engine = engine
+
+    @overload
+    async def create(self, *, stream: Literal[True], **request: Any) -> AsyncStream[Completion]: ...
+    @overload
+    async def create(
+        self, *, stream: Literal[False] | None = None, **request: Any
+    ) -> Completion: ...
+    async def create(
+        self, *, stream: bool | None = None, **request: Any
+    ) -> Completion | AsyncStream[Completion]:
+        """As `Completions.create`; cancelling the task aborts the request."""
+        values = {**request, "stream": stream}
+        # A long prompt takes long to encode: other requests go on meanwhile.
+        prepared = await asyncio.to_thread(self._engine.prepare_completion, values)
+        answer = CompletionAnswer(prepared, self._engine.tokenizer)
+        if stream:
+            return AsyncStream(self._engine, prepared, answer)
+        return await gather_answer(self._engine, prepared, answer)

@@ -1,0 +1,201 @@
+"""A Llama-like decoder, from its configuration: the one forward pass of all supported models.
+
+m tokens of b sequences go through in one ragged batch, prefill chunks and decode steps mixed.
+"""
+
+from typing import Any
+
+from tvm.relax.frontend import nn
+
+from . import operators as ops
+from .config import DecoderConfig
+from .layers import Embedding, Linear, RMSNorm
+from .paged_attention import PAGE_SIZE
+
+
+class KVState:
+    """What attention needs beside q, k and v. `pages` is replaced after every append."""
+
+    def __init__(
+        self,
+        pages: nn.Tensor,
+        block_tables: nn.Tensor,
+        positions: nn.Tensor,
+        query_tiles: nn.Tensor,
+        slots: nn.Tensor,
+        rotary_tables: list[nn.Tensor],
+    ) -> None:
+        self.pages = pages
+        self.block_tables = block_tables
+        self.positions = positions
+        self.query_tiles = query_tiles
+        self.slots = slots
+        self.rotary_tables = rotary_tables
+
+
+class Attention(nn.Module):
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        hidden, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.config, self.layer = config, layer
+        self.q_proj = Linear(hidden, config.num_attention_heads * head_dim, bias=bias)
+        self.k_proj = Linear(hidden, config.num_key_value_heads * head_dim, bias=bias)
+        self.v_proj = Linear(hidden, config.num_key_value_heads * head_dim, bias=bias)
+        self.o_proj = Linear(
+            config.num_attention_heads * head_dim, hidden, bias=config.attention_output_bias
+        )
+        if config.qk_norm:
+            self.q_norm = RMSNorm(head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(head_dim, config.rms_norm_eps)
+
+    def forward(self, x: nn.Tensor, kv: KVState) -> nn.Tensor:
+        """Everything but the output projection: [m, hidden] → [m, heads · head_dim]."""
+        config = self.config
+        q, k, v = ops.linears(x, self.q_proj, self.k_proj, self.v_proj)
+        if config.qk_norm:
+            q = self._norm_heads(q, self.q_norm)
+            k = self._norm_heads(k, self.k_norm)
+        rotary = kv.rotary_tables[config.layer_ropes[self.layer]]
+        q, kv.pages = ops.rotate_and_append(
+            q, k, v, rotary, kv.slots, kv.pages, config=config, layer=self.layer
+        )
+        return ops.attention(
+            q,
+            kv.pages,
+            kv.block_tables,
+            kv.positions,
+            kv.query_tiles,
+            config=config,
+            layer=self.layer,
+            window=config.layer_windows[self.layer],
+        )
+
+    def _norm_heads(self, x: nn.Tensor, norm: RMSNorm) -> nn.Tensor:
+        rows, width = x.shape
+        heads = width // self.config.head_dim
+        by_head = nn.op.reshape(x, (rows * heads, self.config.head_dim))
+        return nn.op.reshape(ops.rms_norm(by_head, norm), (rows, width))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.activation = config.activation
+        self.gate_proj = Linear(hidden, inner, bias=bias)
+        self.up_proj = Linear(hidden, inner, bias=bias)
+        self.down_proj = Linear(inner, hidden, bias=bias)
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        """Everything but the output projection: [m, hidden] → [m, intermediate]."""
+        return ops.gated_mlp(x, self.gate_proj, self.up_proj, self.activation)
+
+
+class DecoderLayer(nn.Module):
+    """Norms before attention and MLP; with `post_norms` (Gemma) also after, before the sum."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        def norm() -> RMSNorm:
+            return RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+        self.post_norms = config.post_norms
+        self.self_attn = Attention(config, layer)
+        self.mlp = MLP(config)
+        self.input_layernorm = norm()
+        self.post_attention_layernorm = norm()
+        if config.post_norms:
+            self.pre_feedforward_layernorm = norm()
+            self.post_feedforward_layernorm = norm()
+
+    def forward(self, x: nn.Tensor, kv: KVState) -> nn.Tensor:
+        attended = self.self_attn(ops.rms_norm(x, self.input_layernorm), kv)
+        if not self.post_norms:
+            x = ops.linear_add(attended, self.self_attn.o_proj, x)
+            inner = self.mlp(ops.rms_norm(x, self.post_attention_layernorm))
+            return ops.linear_add(inner, self.mlp.down_proj, x)
+        (projected,) = ops.linears(attended, self.self_attn.o_proj)
+        x = ops.rms_norm(projected, self.post_attention_layernorm, residual=x)
+        inner = self.mlp(ops.rms_norm(x, self.pre_feedforward_layernorm))
+        (projected,) = ops.linears(inner, self.mlp.down_proj)
+        return ops.rms_norm(projected, self.post_feedforward_layernorm, residual=x)
+
+
+class DecoderModel(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            [DecoderLayer(config, i) for i in range(config.num_hidden_layers)]
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class RotaryFrequencies(nn.Module):
+    """Inverse frequencies of one kind of RoPE, kept beside the weights: [rotary_dim / 2]."""
+
+    def __init__(self, rotary_dim: int) -> None:
+        self.inv_freq = nn.Parameter((rotary_dim // 2,), "float32")
+
+
+class DecoderForCausalLM(nn.Module):
+    """The model as a library exports it: `forward` for a ragged batch, `logits` for chosen rows."""
+
+    def __init__(self, config: DecoderConfig, *, kv_dtype: str = "float16") -> None:
+        self.config, self.kv_dtype = config, kv_dtype
+        self.model = DecoderModel(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.rope = nn.ModuleList([RotaryFrequencies(rope.rotary_dim) for rope in config.ropes])
+
+    def forward(
+        self,
+        input_ids: nn.Tensor,
+        positions: nn.Tensor,
+        slots: nn.Tensor,
+        query_tiles: nn.Tensor,
+        block_tables: nn.Tensor,
+        pages: nn.Tensor,
+    ) -> tuple[nn.Tensor, nn.Tensor]:
+        """Hidden states before the last norm, [m, hidden_size] float32, and the pages."""
+        tables = [
+            ops.rotary_table(positions, freq.inv_freq, rope.attention_factor)
+            for freq, rope in zip(self.rope, self.config.ropes, strict=True)
+        ]
+        kv = KVState(pages, block_tables, positions, query_tiles, slots, tables)
+        x = ops.embedding(input_ids, self.model.embed_tokens, self.config.embedding_scale)
+        for layer in self.model.layers:
+            x = layer(x, kv)
+        return x, kv.pages
+
+    def logits(self, hidden: nn.Tensor, rows: nn.Tensor) -> nn.Tensor:
+        """Logits of the tokens `rows`: [m, hidden_size], [r] int32 → [r, vocab_size] float32."""
+        head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        x = ops.rms_norm(ops.take_rows(hidden, rows), self.model.norm)
+        (logits,) = ops.linears(x, head)
+        return logits
+
+    def spec(self) -> Any:
+        """Inputs of the exported functions, for `export_tvm`."""
+        config, mode = self.config, {"param_mode": "plain", "effect_mode": "none"}
+        page = [
+            config.num_hidden_layers,
+            "num_pages",
+            2 * config.num_key_value_heads,
+            PAGE_SIZE * config.head_dim,
+        ]
+        return nn.spec.ModuleSpec.from_raw(
+            {
+                "forward": {
+                    "input_ids": nn.spec.Tensor(["num_tokens"], "int32"),
+                    "positions": nn.spec.Tensor(["num_tokens"], "int32"),
+                    "slots": nn.spec.Tensor(["num_tokens"], "int32"),
+                    "query_tiles": nn.spec.Tensor(["num_tiles", 3], "int32"),
+                    "block_tables": nn.spec.Tensor(["num_sequences", "num_blocks"], "int32"),
+                    "pages": nn.spec.Tensor(page, self.kv_dtype),
+                    "$": mode,
+                },
+                "logits": {
+                    "hidden": nn.spec.Tensor(["num_tokens", config.hidden_size], "float32"),
+                    "rows": nn.spec.Tensor(["num_rows"], "int32"),
+                    "$": mode,
+                },
+            },
+            self,
+        )

@@ -1,0 +1,94 @@
+"""Activations rounded to int8 in groups of 32, for the integer dot products of `dot_int8`.
+
+    x ≈ xq · scale,   xq = round(x / scale) in [-127, 127],   scale = max |x| / 127 of the group
+
+The sums of x over groups of 32, and of 16, come with them: minimums and zero points of weights
+multiply sums, not elements.
+"""
+
+import functools
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.tirx.script import builder as B
+
+from .control import for_rows
+from .vectors import LANES, body, constant, kernel, ramp, splat
+
+GROUP = 32
+_TINY = 1e-30
+
+
+def padded_k(k: int) -> int:
+    """K as the int8 kernels read it: whole pairs of groups."""
+    return -(-k // (2 * GROUP)) * 2 * GROUP
+
+
+def activation_buffers(k: int, m: Any) -> list[tuple[tuple[Any, int], str]]:
+    """Shapes and dtypes of `quantize_activations`' outputs for m tokens (a number or symbolic).
+
+    xq [m, K/4] int32 (4 int8 a word), scales [m, K/32], sums [m, K/32 + K/16]; K is padded.
+    """
+    groups = padded_k(k) // GROUP
+    return [((m, groups * 8), "int32"), ((m, groups), "float32"), ((m, groups * 3), "float32")]
+
+
+@functools.cache
+def quantize_activations(k: int) -> tirx.PrimFunc:
+    """x [m, K] float32 → the three buffers of `activation_buffers`."""
+    with kernel(f"quantize_activations_{k}") as (func, ib):
+        x = func.buffer("x", ("num_tokens", k), "float32")
+        outputs = [
+            func.buffer(name, shape, dtype)
+            for name, (shape, dtype) in zip(
+                ("xq", "scales", "sums"), activation_buffers(k, "num_tokens"), strict=True
+            )
+        ]
+
+        def emit(row: Any) -> None:
+            with B.serial(T.int64(k // GROUP)) as group:
+                at = group * GROUP
+                low, high = x[row, ramp(at)], x[row, ramp(at + LANES)]
+                quantize_group(*outputs, row, group, B.Bind(low), B.Bind(high))
+            for group in range(k // GROUP, padded_k(k) // GROUP):
+                low, high = _tail(x, row, group * GROUP, k)
+                quantize_group(*outputs, row, T.int64(group), low, high)
+
+        with body():
+            for_rows(func.size("num_tokens"), k, emit)
+    return ib.get()
+
+
+def quantize_group(
+    xq: Any, scales: Any, sums: Any, row: Any, group: Any, low: Any, high: Any
+) -> None:
+    """Emit the rounding of one group, given as two bound vectors, into the three buffers."""
+    num_groups = scales.shape[1]
+    largest = T.max(T.max(low, -low), T.max(high, -high))
+    peak = T.call_llvm_pure_intrin("float32", "llvm.vector.reduce.fmax", largest)
+    peak = B.Bind(T.max(peak, T.float32(_TINY)))
+    scale = B.Bind(peak * T.float32(1 / 127))
+    inverse = B.Bind(splat(T.float32(127) / peak))
+    half_sums = []
+    for half, values in enumerate((low, high)):
+        q = B.Bind(T.Cast("int32x16", T.nearbyint(values * inverse)))
+        words = T.reinterpret("int32x4", T.Cast("int8x16", q))
+        B.buffer_store(xq, words, [row, ramp(group * 8 + half * 4, 4)])
+        total = T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", q)
+        half_sum = B.Bind(T.Cast("float32", total) * scale)
+        B.buffer_store(sums, half_sum, [row, num_groups + group * 2 + half])
+        half_sums.append(half_sum)
+    B.buffer_store(scales, scale, [row, group])
+    B.buffer_store(sums, half_sums[0] + half_sums[1], [row, group])
+
+
+def _tail(x: Any, row: Any, start: int, k: int) -> tuple[Any, Any]:
+    """32 values from `start` on, zeros from k on."""
+    scratch = B.alloc_buffer((GROUP,), "float32", scope="local")
+    for half in (0, LANES):
+        B.buffer_store(scratch, constant(0.0), [ramp(half)])
+    if start < k:
+        with B.serial(T.int64(k - start)) as i:
+            B.buffer_store(scratch, x[row, start + i], [i])
+    return B.Bind(scratch[ramp(0)]), B.Bind(scratch[ramp(LANES)])

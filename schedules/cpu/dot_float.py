@@ -1,0 +1,131 @@
+"""Weights of any format times float32 activations: widened in registers, then multiply-add.
+
+Lanes are rows. A weight vector is widened to float32 once a tile and multiplied by one broadcast
+activation for each token.
+"""
+
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.tirx.script import builder as B
+
+from .control import clear
+from .packing import PackedWeight
+from .vectors import LANES, ramp, splat
+from .weight_vectors import load_float, load_min, load_scale
+
+
+def dot_float(
+    weight: PackedWeight, packed: Any, block: Any, x: Any, first: Any, tokens: int
+) -> list[Any]:
+    """Emit x Wᵀ of 16 rows and `tokens` tokens from `first` on: a vector of rows per token."""
+    tile = _Tile(weight, packed, x, first, tokens)
+    base = B.Bind(block * weight.block_bytes)
+    if weight.is_quantized:
+        tile.emit_groups(base)
+    else:
+        tile.emit_values(base)
+    return tile.sums()
+
+
+class _Tile:
+    """The sums of a tile, `chains` vectors a token: few tokens need several sums to hide the
+    latency of one."""
+
+    def __init__(
+        self, weight: PackedWeight, packed: Any, x: Any, first: Any, tokens: int
+    ) -> None:
+        self.weight, self.packed, self.x = weight, packed, x
+        self.first, self.tokens = first, tokens
+        self.chains = max(1, 4 // tokens)
+        self.acc = B.alloc_buffer((tokens * self.chains * LANES,), "float32", scope="local")
+        clear(self.acc, tokens * self.chains)
+
+    def sums(self) -> list[Any]:
+        result = []
+        for i in range(self.tokens):
+            parts = [self.acc[self._at(i, chain)] for chain in range(self.chains)]
+            while len(parts) > 1:
+                parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+            result.append(parts[0])
+        return result
+
+    def _at(self, token: int, chain: int) -> Any:
+        return ramp((token * self.chains + chain % self.chains) * LANES)
+
+    def _multiply_add(self, vector: Any, k: Any, chain: int) -> None:
+        """Add the products of one k: `vector` holds 16 rows of it."""
+        vector = B.Bind(vector)
+        for i in range(self.tokens):
+            at = self._at(i, chain)
+            product = vector * splat(self.x[self.first + i, k])
+            B.buffer_store(self.acc, self.acc[at] + product, [at])
+
+    def emit_values(self, base: Any) -> None:
+        """A float weight: one vector for each k."""
+        weight = self.weight
+        step = max(2, self.chains)
+
+        def emit(k: Any, chain: int) -> None:
+            at = base + k * weight.vector_bytes
+            self._multiply_add(load_float(self.packed, at, weight.format.dtype), k, chain)
+
+        with B.serial(T.int64(weight.k // step)) as i:
+            for j in range(step):
+                emit(i * step + j, j)
+        for j in range(weight.k % step):
+            emit(T.int64(weight.k // step * step + j), j)
+
+    def emit_groups(self, base: Any) -> None:
+        """A quantized weight: pairs of whole groups, then what is left, up to K."""
+        weight = self.weight
+        whole_pairs, rest = divmod(weight.k, 2 * weight.group)
+        with B.serial(T.int64(whole_pairs)) as pair:
+            start = B.Bind(base + pair * weight.pair_bytes)
+            for half in (0, 1):
+                self._emit_group(start, half, (pair * 2 + half) * weight.group, weight.group)
+        start = base + whole_pairs * weight.pair_bytes
+        for half in (0, 1):
+            count = min(max(0, rest - half * weight.group), weight.group)
+            if count:
+                k = T.int64((whole_pairs * 2 + half) * weight.group)
+                self._emit_group(start, half, k, count)
+
+    def _emit_group(self, start: Any, half: int, first_k: Any, count: int) -> None:
+        """The first `count` values of group `half` of the pair at byte `start`."""
+        weight = self.weight
+        scale = load_scale(weight, self.packed, start, half)
+        minimum = load_min(weight, self.packed, start, half, scale)
+        q_start = start + half * weight.q_bytes
+
+        def emit(j: Any, limit: int) -> None:
+            words = B.Bind(
+                T.reinterpret("uint32x16", self.packed[ramp(q_start + j * 64, 64)])
+            )
+            for k, shift in _fields(weight):
+                if k < limit:
+                    value = scale * _unsigned_field(words, shift, weight.is_nibbles) + minimum
+                    self._multiply_add(value, first_k + 4 * j + k, k % 4)
+
+        if count == weight.group:
+            with B.serial(T.int64(weight.words)) as j:
+                emit(j, weight.group)
+        else:
+            for j in range(weight.words):
+                emit(j, count - 4 * j)
+
+
+def _fields(weight: PackedWeight) -> list[tuple[int, int]]:
+    """(k relative to 4 j, first bit) of the values in word j of a group."""
+    fields = [(byte, 8 * byte) for byte in range(4)]
+    if weight.is_nibbles:
+        fields += [(weight.group // 2 + byte, 8 * byte + 4) for byte in range(4)]
+    return fields
+
+
+def _unsigned_field(words: Any, shift: int, is_nibbles: bool) -> Any:
+    field = T.shift_right(words, splat(T.uint32(shift))) if shift else words
+    if shift + (4 if is_nibbles else 8) < 32:
+        field = T.bitwise_and(field, splat(T.uint32(15 if is_nibbles else 255)))
+    # Signed, because a conversion from unsigned is many instructions before AVX-512.
+    return T.Cast("float32x16", T.reinterpret("int32x16", field))

@@ -1,0 +1,255 @@
+"""Linear layers over packed weights, for any number of tokens.
+
+One parallel loop over (chunk of tokens, block of 16 rows) for all weights of a call together; a
+unit of work takes its 16 rows through the tokens of the chunk in tiles. A chunk's activations fit
+in the L2 cache, so that they stay there while the rows pass by.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.tirx.script import builder as B
+
+from . import dot_int8
+from .activation import activation_buffers, padded_k
+from .control import either, for_tiles
+from .dot_float import dot_float
+from .isa import CpuIsa
+from .packing import PackedWeight
+from .vectors import LANES, Kernel, body, constant, exp2, kernel, ramp
+
+Mode = Literal["int8", "float32"]
+Activation = Literal["silu", "gelu_tanh"]
+_CHUNK_BYTES = 512 * 1024
+_LOG2_E = 1.4426950408889634
+
+
+def uses_int8(weights: Sequence[PackedWeight], isa: CpuIsa, activations: Mode) -> bool:
+    """Whether a call over these weights has an int8 kernel and is allowed to use it."""
+    return activations == "int8" and isa.has_vnni512 and all(map(dot_int8.supports, weights))
+
+
+def linears(
+    weights: Sequence[PackedWeight],
+    biases: Sequence[bool],
+    *,
+    isa: CpuIsa,
+    int8: bool,
+    residual: bool = False,
+) -> tirx.PrimFunc:
+    """(x, for each weight: packed, (bias [N]), (residual [m, N])) → [m, N] float32 of each.
+
+    x is [m, K] float32, or the three buffers of `quantize_activations` if `int8`. A residual is
+    for a single weight.
+    """
+    return _linears(tuple(weights), tuple(biases), isa, int8, residual)
+
+
+def gated_mlp(
+    gate: PackedWeight,
+    up: PackedWeight,
+    activation: Activation,
+    biases: Sequence[bool],
+    *,
+    isa: CpuIsa,
+    int8: bool,
+) -> tirx.PrimFunc:
+    """(x, gate packed, (gate bias), up packed, (up bias)) → activation(gate x) · (up x), [m, N].
+
+    x as in `linears`.
+    """
+    return _gated_mlp(gate, up, activation, tuple(biases), isa, int8)
+
+
+class _Layer:
+    """A weight's arguments in a kernel under construction."""
+
+    def __init__(self, func: Kernel, weight: PackedWeight, has_bias: bool, suffix: str) -> None:
+        self.weight = weight
+        self.packed = func.buffer(f"packed{suffix}", (weight.num_bytes,), "uint8")
+        self.bias = func.buffer(f"bias{suffix}", (weight.n,), "float32") if has_bias else None
+
+    def dot(self, block: Any, x: Any, first: Any, tokens: int) -> list[Any]:
+        if isinstance(x, dot_int8.Int8Activations):
+            return dot_int8.dot_int8(self.weight, self.packed, block, x, first, tokens)
+        return dot_float(self.weight, self.packed, block, x, first, tokens)
+
+    def bias_vector(self, block: Any) -> Any:
+        """The bound bias of a block of 16 rows; None without one."""
+        if self.bias is None:
+            return None
+        bias, n = self.bias, self.weight.n
+        if n % LANES == 0:
+            return B.Bind(bias[ramp(block * LANES)])
+        vector = B.alloc_buffer((LANES,), "float32", scope="local")
+        B.buffer_store(vector, constant(0.0), [ramp(0)])
+        with B.serial(T.min(T.int64(LANES), n - block * LANES)) as lane:
+            B.buffer_store(vector, bias[block * LANES + lane], [lane])
+        return B.Bind(vector[ramp(0)])
+
+
+@functools.cache
+def _linears(
+    weights: tuple[PackedWeight, ...],
+    biases: tuple[bool, ...],
+    isa: CpuIsa,
+    int8: bool,
+    residual: bool,
+) -> tirx.PrimFunc:
+    if residual and len(weights) != 1:
+        raise ValueError("a residual is for a single weight")
+    name = _name("linears", weights, biases, isa, int8, residual)
+    with kernel(name) as (func, ib):
+        x = _declare_x(func, weights[0].k, int8)
+        layers = [
+            _Layer(func, weight, has_bias, str(i))
+            for i, (weight, has_bias) in enumerate(zip(weights, biases, strict=True))
+        ]
+        m = "num_tokens"
+        added = func.buffer("residual", (m, weights[0].n), "float32") if residual else None
+        outputs = [
+            func.buffer(f"y{i}", (m, weight.n), "float32") for i, weight in enumerate(weights)
+        ]
+
+        def emit(i: int, block: Any, start: Any, stop: Any) -> None:
+            layer = layers[i]
+            bias = layer.bias_vector(block)
+
+            def emit_tile(first: Any, tokens: int) -> None:
+                values = layer.dot(block, x, first, tokens)
+                if bias is not None:
+                    values = [value + bias for value in values]
+                _store(outputs[i], block, first, values, added)
+
+            for_tiles(start, stop, isa.token_tiles, emit_tile)
+
+        with body():
+            _for_blocks(func.size(m), weights, isa, int8, emit)
+    return ib.get()
+
+
+@functools.cache
+def _gated_mlp(
+    gate: PackedWeight,
+    up: PackedWeight,
+    activation: Activation,
+    biases: tuple[bool, ...],
+    isa: CpuIsa,
+    int8: bool,
+) -> tirx.PrimFunc:
+    name = _name("gated_mlp", (gate, up), biases, isa, int8, activation)
+    with kernel(name) as (func, ib):
+        x = _declare_x(func, gate.k, int8)
+        layers = [_Layer(func, gate, biases[0], "_gate"), _Layer(func, up, biases[1], "_up")]
+        y = func.buffer("y", ("num_tokens", gate.n), "float32")
+
+        def emit(_: int, block: Any, start: Any, stop: Any) -> None:
+            bias_vectors = [layer.bias_vector(block) for layer in layers]
+
+            def emit_tile(first: Any, tokens: int) -> None:
+                both = []
+                for layer, bias in zip(layers, bias_vectors, strict=True):
+                    values = layer.dot(block, x, first, tokens)
+                    both.append([B.Bind(v if bias is None else v + bias) for v in values])
+                gated = [_activate(g, activation) * u for g, u in zip(*both, strict=True)]
+                _store(y, block, first, gated, None)
+
+            for_tiles(start, stop, isa.token_tiles, emit_tile)
+
+        with body():
+            _for_blocks(func.size("num_tokens"), (gate,), isa, int8, emit)
+    return ib.get()
+
+
+def _name(kind: str, weights: tuple[PackedWeight, ...], *rest: Any) -> str:
+    """A readable name, unique by content."""
+    digest = hashlib.sha256(repr((kind, weights, rest)).encode()).hexdigest()[:8]
+    sizes = "_".join(str(weight.n) for weight in weights)
+    return f"{kind}_{weights[0].layout_key}_{sizes}x{weights[0].k}_{digest}"
+
+
+def _declare_x(func: Kernel, k: int, int8: bool) -> Any:
+    if not int8:
+        return func.buffer("x", ("num_tokens", k), "float32")
+    names = ("xq", "scales", "sums")
+    shapes = activation_buffers(k, "num_tokens")
+    return dot_int8.Int8Activations(
+        *(func.buffer(name, *spec) for name, spec in zip(names, shapes, strict=True))
+    )
+
+
+def _for_blocks(
+    num_tokens: Any,
+    weights: Sequence[PackedWeight],
+    isa: CpuIsa,
+    int8: bool,
+    emit: Callable[[int, Any, Any, Any], None],
+) -> None:
+    """`emit(weight number, block, first token, last token + 1)` for every unit, in parallel."""
+    token_bytes = padded_k(weights[0].k) if int8 else 4 * weights[0].k
+    tile = isa.token_tiles[0]
+    chunk = max(1, _CHUNK_BYTES // (token_bytes * tile)) * tile
+    num_blocks = sum(weight.num_blocks for weight in weights)
+    with B.parallel((num_tokens + (chunk - 1)) // chunk * num_blocks) as unit:
+        start = B.Bind(unit // num_blocks * chunk)
+        stop = B.Bind(T.min(num_tokens, start + chunk))
+        block = B.Bind(unit % num_blocks)
+
+        def choose(i: int, first: int) -> None:
+            last = first + weights[i].num_blocks
+            if i == len(weights) - 1:
+                emit(i, B.Bind(block - first), start, stop)
+                return
+            with either(block < last) as (this, others):
+                with this:
+                    emit(i, B.Bind(block - first), start, stop)
+                with others:
+                    choose(i + 1, last)
+
+        choose(0, 0)
+
+
+def _activate(value: Any, activation: Activation) -> Any:
+    """SiLU, or GELU by its tanh approximation; both are value · sigmoid(something)."""
+    inner = value
+    if activation == "gelu_tanh":
+        # (1 + tanh t) / 2 = sigmoid(2 t), t = √(2/π) · (v + 0.044715 v³)
+        cubic = value + constant(0.044715) * value * value * value
+        inner = constant(2 * 0.7978845608028654) * cubic
+    power = exp2(T.min(inner * constant(-_LOG2_E), constant(126.0)))
+    return value / (constant(1.0) + power)
+
+
+def _store(y: Any, block: Any, first: Any, values: list[Any], added: Any) -> None:
+    """Write 16 rows of W for each token, (plus `added`); lanes beyond N are dropped."""
+    n = int(y.shape[1])
+
+    def store_vectors() -> None:
+        at = ramp(block * LANES)
+        for i, value in enumerate(values):
+            result = value if added is None else added[first + i, at] + value
+            B.buffer_store(y, result, [first + i, at])
+
+    def store_lanes() -> None:
+        scratch = B.alloc_buffer((len(values) * LANES,), "float32", scope="local")
+        for i, value in enumerate(values):
+            B.buffer_store(scratch, value, [ramp(i * LANES)])
+        with B.serial(T.int64(len(values))) as i, B.serial(T.int64(n % LANES)) as lane:
+            column = T.int64(n // LANES * LANES) + lane
+            result = scratch[i * LANES + lane]
+            if added is not None:
+                result = added[first + i, column] + result
+            B.buffer_store(y, result, [first + i, column])
+
+    if n % LANES == 0:
+        store_vectors()
+        return
+    with either(block < n // LANES) as (whole, partial):
+        with whole:
+            store_vectors()
+        with partial:
+            store_lanes()

@@ -1,0 +1,181 @@
+"""Which kernel each operator of a model gets on a CPU."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from tvm import relax
+
+from ...artifact.tensor_format import TensorFormat
+from ..passes.lower_operators import Handler, Lowering
+from . import attention, embedding, linear, norm, rotary
+from .activation import activation_buffers, quantize_activations
+from .isa import CpuIsa
+from .pack_weights import pack_func
+from .packing import PackedWeight
+
+Activations = Literal["int8", "float32"]
+
+
+def cpu_handlers(isa: CpuIsa, activations: Activations) -> dict[str, Handler]:
+    """Operator kind → what lowers it, for `lower_operators`.
+
+    With `activations="int8"` the inputs of quantized linear layers are quantized per group of 32
+    where the instruction set has kernels for it; with "float32" they never are.
+    """
+    cpu = _CpuLowering(isa, activations)
+    return {
+        "embedding": cpu.embedding,
+        "linears": cpu.linears,
+        "linear_add": cpu.linear_add,
+        "gated_mlp": cpu.gated_mlp,
+        "rms_norm": cpu.rms_norm,
+        "rotary_table": cpu.rotary_table,
+        "rotate_and_append": cpu.rotate_and_append,
+        "attention": cpu.attention,
+        "take_rows": cpu.take_rows,
+    }
+
+
+def _format(weight: Mapping[str, Any]) -> TensorFormat:
+    return TensorFormat(
+        weight["dtype"], weight["bits"], weight["group_size"], weight["zero_point"],
+        weight["layout"],
+    )  # fmt: skip
+
+
+def _shape(x: relax.Expr) -> list[Any]:
+    return list(x.ty.shape)
+
+
+class _CpuLowering:
+    def __init__(self, isa: CpuIsa, activations: Activations) -> None:
+        self.isa, self.activations = isa, activations
+
+    # ---- operators with weights
+
+    def embedding(
+        self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
+    ) -> relax.Expr:
+        ids, *parts = args
+        packed, weight = self._pack(lowering, op["weight"], parts)
+        func = embedding.embedding(packed, op["scale"])
+        return lowering.call(func, [ids, weight], [((_shape(ids)[0], packed.k), "float32")])
+
+    def linears(
+        self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
+    ) -> relax.Expr:
+        x, *rest = args
+        weights, operands, _ = self._weights(lowering, op["weights"], op["biases"], rest)
+        int8, inputs = self._inputs(lowering, x, weights)
+        func = linear.linears(weights, op["biases"], isa=self.isa, int8=int8)
+        outputs = [((_shape(x)[0], weight.n), "float32") for weight in weights]
+        return lowering.call(func, [*inputs, *operands], outputs)
+
+    def linear_add(
+        self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
+    ) -> relax.Expr:
+        x, *rest = args
+        weights, operands, (residual,) = self._weights(
+            lowering, [op["weight"]], [op["bias"]], rest
+        )
+        int8, inputs = self._inputs(lowering, x, weights)
+        func = linear.linears(weights, [op["bias"]], isa=self.isa, int8=int8, residual=True)
+        outputs = [((_shape(x)[0], weights[0].n), "float32")]
+        return lowering.call(func, [*inputs, *operands, residual], outputs)
+
+    def gated_mlp(
+        self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
+    ) -> relax.Expr:
+        x, *rest = args
+        weights, operands, _ = self._weights(lowering, op["weights"], op["biases"], rest)
+        int8, inputs = self._inputs(lowering, x, weights)
+        func = linear.gated_mlp(
+            *weights, op["activation"], op["biases"], isa=self.isa, int8=int8
+        )
+        outputs = [((_shape(x)[0], weights[0].n), "float32")]
+        return lowering.call(func, [*inputs, *operands], outputs)
+
+    def _weights(
+        self,
+        lowering: Lowering,
+        descriptions: Sequence[Mapping[str, Any]],
+        biases: Sequence[bool],
+        args: Sequence[relax.Expr],
+    ) -> tuple[list[PackedWeight], list[relax.Expr], Sequence[relax.Expr]]:
+        """Packed weights, the kernel's operands for them (with biases), and what is left of args."""
+        weights, operands = [], []
+        for description, bias in zip(descriptions, biases, strict=True):
+            count = len(_format(description).parts(1, 1))
+            packed, variable = self._pack(lowering, description, args[:count])
+            weights.append(packed)
+            operands.append(variable)
+            args = args[count:]
+            if bias:
+                operands.append(args[0])
+                args = args[1:]
+        return weights, operands, args
+
+    def _pack(
+        self, lowering: Lowering, description: Mapping[str, Any], parts: Sequence[relax.Expr]
+    ) -> tuple[PackedWeight, relax.Var]:
+        fmt = _format(description)
+        packed = PackedWeight(fmt, description["n"], description["k"])
+        variable = lowering.packed(parts, packed.num_bytes, packed.key, pack_func(packed))
+        return packed, variable
+
+    def _inputs(
+        self, lowering: Lowering, x: relax.Expr, weights: Sequence[PackedWeight]
+    ) -> tuple[bool, list[relax.Expr]]:
+        """Whether the kernel takes int8, and x as it takes it: itself, or words, scales, sums."""
+        if not linear.uses_int8(weights, self.isa, self.activations):
+            return False, [x]
+        rows, k = _shape(x)
+        func = quantize_activations(int(k))
+        quantized = lowering.emit(lowering.call(func, [x], activation_buffers(int(k), rows)))
+        return True, [relax.TupleGetItem(quantized, i) for i in range(3)]
+
+    # ---- operators without weights
+
+    def rms_norm(
+        self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
+    ) -> relax.Expr:
+        func = norm.rms_norm(op["size"], op["epsilon"], op["residual"])
+        return lowering.call(func, args, [(tuple(_shape(args[0])), "float32")])
+
+    def take_rows(
+        self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
+    ) -> relax.Expr:
+        x, rows = args
+        size = _shape(x)[1]
+        shape = (_shape(rows)[0], size)
+        return lowering.call(norm.take_rows(int(size)), args, [(shape, "float32")])
+
+    def rotary_table(
+        self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
+    ) -> relax.Expr:
+        shape = (_shape(args[0])[0], 2 * op["half"])
+        func = rotary.rotary_table(op["half"], op["scale"])
+        return lowering.call(func, args, [(shape, "float32")])
+
+    def rotate_and_append(
+        self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
+    ) -> relax.Expr:
+        *tensors, layer = args
+        q, pages = tensors[0], tensors[5]
+        outputs = [(tuple(_shape(q)), "float32"), (tuple(_shape(pages)), op["kv_dtype"])]
+        func = rotary.rotate_and_append(**_constants(op))
+        return lowering.call(func, tensors, outputs, scalars=[layer], inplace=[-1, 5])
+
+    def attention(
+        self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
+    ) -> relax.Expr:
+        *tensors, layer = args
+        constants = _constants(op)
+        constants.pop("rotary_dim")
+        func = attention.attention(**constants)
+        output = (tuple(_shape(tensors[0])), "float32")
+        return lowering.call(func, tensors, [output], scalars=[layer])
+
+
+def _constants(op: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in op.items() if name != "kind"}

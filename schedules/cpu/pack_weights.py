@@ -1,0 +1,126 @@
+"""From the portable parts of a weight to the packed buffer of the CPU kernels.
+
+Runs once for each weight, when it is first loaded; rows of 16 in parallel.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.tirx.script import builder as B
+
+from .control import either
+from .packing import DTYPE_BYTES, PackedWeight
+from .vectors import LANES, body, kernel, ramp, splat
+
+
+@functools.cache
+def pack_func(weight: PackedWeight) -> tirx.PrimFunc:
+    """(parts in the order of `TensorFormat.parts`) → packed [num_bytes] uint8."""
+    name = f"pack_{weight.key}_{weight.format.layout.lower()}"
+    with kernel(name) as (k, ib):
+        parts = {
+            part: k.buffer(part, shape, dtype)
+            for part, (shape, dtype) in weight.format.parts(weight.n, weight.k).items()
+        }
+        packed = k.buffer("packed", (weight.num_bytes,), "uint8")
+        with body(), B.parallel(T.int64(weight.num_blocks)) as block:
+            if weight.is_quantized:
+                _pack_groups(weight, parts, packed, block)
+            else:
+                _pack_floats(weight, parts["weight"], packed, block)
+    return ib.get()
+
+
+def _pack_floats(weight: PackedWeight, source: Any, packed: Any, block: Any) -> None:
+    size = DTYPE_BYTES[weight.format.dtype]
+    with B.serial(T.int64(weight.k)) as k, B.serial(T.int64(LANES)) as lane:
+        row = B.Bind(block * LANES + lane)
+        at = block * weight.block_bytes + (k * LANES + lane) * size
+        with either(row < weight.n) as (inside, outside):
+            with inside:
+                _store(packed, at, size, source[row, k])
+            with outside:
+                _store(packed, at, size, None)
+
+
+def _pack_groups(
+    weight: PackedWeight, parts: dict[str, Any], packed: Any, block: Any
+) -> None:
+    fmt, size = weight.format, DTYPE_BYTES[weight.format.dtype]
+    num_groups = fmt.padded_k(weight.k) // weight.group
+    vectors = ["q_scale", "q_min"] if fmt.is_affine else ["q_scale"]
+    with (
+        B.serial(T.int64(weight.num_pairs)) as pair,
+        B.serial(T.int64(2)) as half,
+        B.serial(T.int64(LANES)) as lane,
+    ):
+        row, group = B.Bind(block * LANES + lane), B.Bind(pair * 2 + half)
+        start = B.Bind(block * weight.block_bytes + pair * weight.pair_bytes)
+        q_at = B.Bind(start + half * weight.q_bytes + lane * 4)
+        vector_at = B.Bind(start + 2 * weight.q_bytes + half * weight.vector_bytes + lane * size)
+
+        def store(values: Sequence[Any], scales: Sequence[Any]) -> None:
+            for j, word in enumerate(values):
+                _store(packed, q_at + j * LANES * 4, 4, word)
+            for i, scale in enumerate(scales):
+                _store(packed, vector_at + i * 2 * weight.vector_bytes, size, scale)
+
+        with either(T.And(row < weight.n, group < num_groups)) as (inside, outside):
+            with inside:
+                portable_group = group // (fmt.group_size // weight.group)
+                store(
+                    [_word(weight, parts, row, group, j) for j in range(weight.words)],
+                    [_element(weight, parts[part], row, portable_group) for part in vectors],
+                )
+            with outside:
+                store([None] * weight.words, [None] * len(vectors))
+
+
+def _word(weight: PackedWeight, parts: dict[str, Any], row: Any, group: Any, j: int) -> Any:
+    """Packed word j of a group of one row."""
+    result: Any = T.uint32(0)
+    for byte in range(4):
+        value = _value(weight, parts, row, group, 4 * j + byte)
+        if weight.is_nibbles:
+            high = _value(weight, parts, row, group, 4 * j + byte + weight.group // 2)
+            value = value | (high << T.uint32(4))
+        result = result | (value << T.uint32(8 * byte))
+    return B.Bind(result)
+
+
+def _value(weight: PackedWeight, parts: dict[str, Any], row: Any, group: Any, k: int) -> Any:
+    """Quantized value number k of a group, as uint32."""
+    bits = weight.format.bits or 0
+    low_bits = 4 if bits in (5, 6) else bits
+    per_word = weight.format.values_per_word
+    q = _field(weight, parts["q_weight"], row, group, k, low_bits, per_word)
+    if "q_high" in parts:
+        num_high = bits - 4
+        high = _field(weight, parts["q_high"], row, group, k, num_high, 32 // num_high)
+        q = q | (high << T.uint32(4))
+    return q
+
+
+def _field(
+    weight: PackedWeight, words: Any, row: Any, group: Any, k: int, bits: int, per_word: int
+) -> Any:
+    index = group * (weight.group // per_word) + k // per_word
+    shift = T.uint32(k % per_word * bits)
+    word = _element(weight, words, row, index)
+    return (word >> shift) & T.uint32((1 << bits) - 1)
+
+
+def _element(weight: PackedWeight, part: Any, row: Any, column: Any) -> Any:
+    return part[column, row] if weight.format.layout == "KN" else part[row, column]
+
+
+def _store(packed: Any, at: Any, num_bytes: int, value: Any) -> None:
+    """The bytes of a scalar; zeros for None."""
+    if value is None:
+        data = splat(T.uint8(0), num_bytes)
+    else:
+        data = T.reinterpret(f"uint8x{num_bytes}", value)
+    B.buffer_store(packed, data, [ramp(at, num_bytes)])

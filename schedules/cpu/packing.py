@@ -1,0 +1,121 @@
+"""How weights lie in memory for the CPU kernels.
+
+One uint8 buffer for each weight [N, K], in blocks of 16 rows (lane = row); N is padded with zero
+rows. Every instruction set reads the same layout: its dot products of 4 bytes (VNNI, dotprod) and
+its 32-bit lanes (float kernels) both want four consecutive k of one row in one 32-bit word.
+
+Float formats:      [N / 16][K][16] values.
+
+Quantized formats:  [N / 16][pairs of groups along K] of
+
+    | q of group 0 | q of group 1 | scales 0 | scales 1 | mins 0 | mins 1 |
+
+    q        [words][16 rows] uint32. Up to 4 bits: word j of a group of G values holds
+
+             bits  31..28   27..24  23..20   19..16  15..12   11..8   7..4     3..0
+             k   4j+3+G/2    4j+3  4j+2+G/2   4j+2  4j+1+G/2   4j+1  4j+G/2     4j
+
+             5 to 8 bits: one value a byte, k = 4j in the lowest.
+    scales   [16 rows] of the format's dtype, for each group
+    mins     likewise; only in affine formats
+
+Pairs keep q at multiples of 64 bytes. Groups of 64, 128, … are stored as groups of 32 with equal
+scales (3-bit ones as they are). K is padded with zero groups (q, scale and min 0) to whole pairs.
+"""
+
+from dataclasses import dataclass
+
+from ...artifact.tensor_format import TensorFormat
+from .vectors import LANES
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """The packed form of a weight [n, k] of some format. ValueError for an unsupported group."""
+
+    format: TensorFormat
+    n: int
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.is_quantized and self.format.group_size % 8:
+            raise ValueError(
+                f"group_size {self.format.group_size}: the CPU kernels need a multiple of 8"
+            )
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.format.bits is not None
+
+    @property
+    def is_nibbles(self) -> bool:
+        """Two values a byte; else quantized values take a byte each."""
+        return self.format.bits in (3, 4)
+
+    @property
+    def group(self) -> int:
+        """Values along K that share a scale in the packed form."""
+        size = self.format.group_size
+        return 32 if size % 32 == 0 and self.format.bits != 3 else size
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.n // LANES)
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of groups along K."""
+        return -(-self.k // (2 * self.group))
+
+    @property
+    def words(self) -> int:
+        """32-bit words of q in a group of one row."""
+        return self.group // (8 if self.is_nibbles else 4)
+
+    @property
+    def vector_bytes(self) -> int:
+        """16 scales, mins or float weights."""
+        return LANES * DTYPE_BYTES[self.format.dtype]
+
+    @property
+    def q_bytes(self) -> int:
+        """q of one group of 16 rows."""
+        return self.words * LANES * 4
+
+    @property
+    def pair_bytes(self) -> int:
+        num_vectors = 4 if self.format.is_affine else 2
+        return 2 * self.q_bytes + num_vectors * self.vector_bytes
+
+    def scale_offset(self, half: int) -> int:
+        """Bytes from the start of a pair to the scales of its group `half` (0 or 1)."""
+        return 2 * self.q_bytes + half * self.vector_bytes
+
+    def min_offset(self, half: int) -> int:
+        return self.scale_offset(half) + 2 * self.vector_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        if not self.is_quantized:
+            return self.k * self.vector_bytes
+        return self.num_pairs * self.pair_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def layout_key(self) -> str:
+        """What the packed bytes depend on besides the weight's values: its format, not its size."""
+        f = self.format
+        if f.bits is None:
+            return f.dtype
+        zero = "affine" if f.zero_point is None else f"zero{f.zero_point}"
+        return f"q{f.bits}_group{f.group_size}_{zero}_{f.dtype}"
+
+    @property
+    def key(self) -> str:
+        """A stable name of this packed form, for caches and metadata."""
+        return f"{self.layout_key}_{self.n}x{self.k}"

@@ -1,0 +1,37 @@
+"""Reading vectors of 16 rows out of a packed weight."""
+
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.tirx.script import builder as B
+
+from .packing import DTYPE_BYTES, PackedWeight
+from .vectors import LANES, dtype_of, ramp, splat
+
+
+def load_float(packed: Any, at: Any, dtype: str, width: int = LANES) -> Any:
+    """`width` values of dtype `dtype` at byte offset `at`, as float32."""
+    size = DTYPE_BYTES[dtype]
+    data = packed[ramp(at, width * size)]
+    if dtype == "float32":
+        return T.reinterpret(dtype_of("float32", width), data)
+    if dtype == "float16":
+        half = T.reinterpret(dtype_of("float16", width), data)
+        return T.Cast(dtype_of("float32", width), half)
+    bits = T.Cast(dtype_of("uint32", width), T.reinterpret(dtype_of("uint16", width), data))
+    bits = T.shift_left(bits, splat(T.uint32(16), width))
+    return T.reinterpret(dtype_of("float32", width), bits)
+
+
+def load_scale(weight: PackedWeight, packed: Any, start: Any, half: int) -> Any:
+    """The bound scales of group `half` of the pair at byte `start`."""
+    at = start + weight.scale_offset(half)
+    return B.Bind(load_float(packed, at, weight.format.dtype))
+
+
+def load_min(weight: PackedWeight, packed: Any, start: Any, half: int, scale: Any) -> Any:
+    """The bound minimums (what q = 0 stands for) of a group, given its scales."""
+    if weight.format.zero_point is None:
+        at = start + weight.min_offset(half)
+        return B.Bind(load_float(packed, at, weight.format.dtype))
+    return B.Bind(scale * splat(T.float32(-weight.format.zero_point)))

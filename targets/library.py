@@ -1,0 +1,108 @@
+"""Compile a model's graph for a target: one library, and what the engine must know of it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from ..artifact.tensor_format import TensorFormat
+from ..quant_schemes.layers import apply_formats
+from ..relax_models.config import DecoderConfig
+from ..relax_models.decoder import DecoderForCausalLM
+from ..relax_models.paged_attention import PAGE_SIZE
+from ..schedules.pipeline import run_pipeline, with_upper_bounds
+from .target import CompileTarget
+
+PREFILL_CHUNK_SIZE = 512
+MAX_NUM_SEQUENCE = 64
+"""Limits compiled in: most tokens, and most sequences, of one step. Workspace grows with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLibrary:
+    """`metadata` is what the library's `_metadata` function returns, as JSON."""
+
+    metadata: dict[str, Any]
+    function_memory_bytes: dict[str, int]
+
+
+def build_library(
+    config: DecoderConfig,
+    formats: Mapping[str, TensorFormat],
+    target: CompileTarget,
+    path: Path,
+    *,
+    scheme_dtype: str,
+    context_window_size: int,
+    dump_ir: Path | None = None,
+) -> BuiltLibrary:
+    """Write the library of this model for `target` to `path`."""
+    model = DecoderForCausalLM(config, kv_dtype=target.kv_dtype(scheme_dtype))
+    apply_formats(model, formats)
+    module, parameters = model.export_tvm(spec=model.spec())[:2]
+    lowered = target.lower(module, [name for name, _ in parameters])
+    bounds = {
+        "num_tokens": PREFILL_CHUNK_SIZE,
+        "num_tiles": PREFILL_CHUNK_SIZE,
+        "num_sequences": MAX_NUM_SEQUENCE,
+        "num_rows": MAX_NUM_SEQUENCE,
+        "num_blocks": -(-context_window_size // PAGE_SIZE),
+    }
+    bundled = relax.transform.BundleModelParams()(with_upper_bounds(lowered.module, bounds))
+    tvm_target = tvm.target.Target(target.spec)
+    planned = run_pipeline(bundled, tvm_target, dump_ir=dump_ir)
+    memory = _planned_bytes(planned)
+    page_shape = [
+        config.num_hidden_layers, -1, 2 * config.num_key_value_heads, PAGE_SIZE * config.head_dim,
+    ]  # fmt: skip
+    metadata = {
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "context_window_size": context_window_size,
+        "prefill_chunk_size": PREFILL_CHUNK_SIZE,
+        "max_num_sequence": MAX_NUM_SEQUENCE,
+        "page_size": PAGE_SIZE,
+        "kv_dtype": model.kv_dtype,
+        "page_shape": page_shape,
+        "parameters": [asdict(parameter) for parameter in lowered.parameters],
+        "lowered_operators": lowered.lowered,
+        "function_memory_bytes": memory,
+        **target.constants,
+        **target.model_constants(config),
+    }
+    planned["_metadata"] = _constant_function("_metadata", json.dumps(metadata))
+    executable = tvm.compile(planned, tvm_target, relax_pipeline=tvm.transform.Sequential([]))
+    target.export(executable, path)
+    return BuiltLibrary(metadata, memory)
+
+
+def _constant_function(name: str, value: str) -> relax.Function:
+    builder = relax.BlockBuilder()
+    with builder.function(name, []):
+        builder.emit_func_output(tvm.ir.StringImm(value))
+    return builder.get()[name].with_attr("global_symbol", name)
+
+
+def _planned_bytes(module: tvm.IRModule) -> dict[str, int]:
+    """Workspace of each function: the storages that memory planning gave it, in bytes."""
+    total: dict[str, int] = {}
+    alloc = tvm.ir.Op.get("relax.vm.alloc_storage")
+    for variable, func in module.functions.items():
+        if not isinstance(func, relax.Function):
+            continue
+        num_bytes = 0
+
+        def visit(node: Any) -> None:
+            nonlocal num_bytes
+            if isinstance(node, relax.Call) and node.op == alloc:
+                size = node.args[0]
+                if isinstance(size, relax.ShapeExpr) and hasattr(size.values[0], "value"):
+                    num_bytes += int(size.values[0].value)
+
+        relax.analysis.post_order_visit(func, visit)
+        total[variable.name_hint] = num_bytes
+    return total

@@ -1,0 +1,55 @@
+"""What a compile target is, and the table of targets."""
+
+import difflib
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from ..artifact.errors import CompileError
+from ..relax_models.config import DecoderConfig
+from ..schedules.passes.lower_operators import LoweredModel
+
+TARGETS = {"cpu": ".cpu"}
+"""Target name → the module here whose `make_target(arch)` gives it."""
+
+PLANNED = ("cuda", "rocm", "metal", "vulkan", "opencl", "webgpu")
+"""Targets of the design that this version cannot compile for."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileTarget:
+    """One kind of machine. `spec` is the TVM target; `lower` gives a model this target's kernels;
+    `constants` are what the engine must know of those kernels."""
+
+    name: str
+    spec: dict[str, Any]
+    library_suffix: str
+    required_features: frozenset[str]
+    """LLVM names of CPU features without which the library cannot run."""
+    lower: Callable[[tvm.IRModule, Sequence[str]], LoweredModel]
+    export: Callable[[Any, Path], None]
+    kv_dtype: Callable[[str], str]
+    """Dtype of the KV pages, from the dtype of the quantization scheme."""
+    constants: dict[str, Any] = field(default_factory=dict)
+    model_constants: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {}
+
+
+def find_target(text: str, *, activations: str = "auto") -> CompileTarget:
+    """The target `name[:arch]`, such as `cpu` or `cpu:x86-64-v3`; CompileError if unknown."""
+    name, _, arch = text.partition(":")
+    if name not in TARGETS:
+        if name in PLANNED:
+            raise CompileError(
+                f"target '{name}' cannot be compiled for in this version; supported: "
+                + ", ".join(TARGETS)
+            )
+        nearest = difflib.get_close_matches(name, [*TARGETS, *PLANNED], n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else "supported: " + ", ".join(TARGETS)
+        raise CompileError(f"unknown target '{name}'; {hint}")
+    module = importlib.import_module(TARGETS[name], __package__)
+    target: CompileTarget = module.make_target(arch or None, activations=activations)
+    return target

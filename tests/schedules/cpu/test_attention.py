@@ -1,0 +1,218 @@
+"""Paged attention, RoPE with append, and norms against plain NumPy, over odd shapes."""
+
+import math
+
+import numpy as np
+import pytest
+import tvm
+from everycast.relax_models import paged_attention as oracle
+from everycast.schedules.cpu import attention as kernels
+from everycast.schedules.cpu import norm, rotary
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+PAGE = 16
+
+
+def build(func):
+    name = str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "kernel"
+    module = tvm.IRModule({name: func.with_attr("global_symbol", name)})
+    return tvm.compile(module, target=TARGET)[name]
+
+
+def tensor(array):
+    return tvm.runtime.tensor(np.ascontiguousarray(array))
+
+
+class Case:
+    """A ragged batch with random contents: past lengths and new lengths of each sequence."""
+
+    def __init__(self, heads, kv_heads, head_dim, dtype, lengths, seed=0):
+        rng = np.random.default_rng(seed)
+        self.heads, self.kv_heads, self.head_dim, self.dtype = heads, kv_heads, head_dim, dtype
+        self.lengths = lengths
+        m = sum(new for _, new in lengths)
+        blocks = [-(-(past + new) // PAGE) for past, new in lengths]
+        numbers = rng.permutation(sum(blocks) + 3)
+        self.tables = np.zeros((len(lengths), max(blocks)), "int32")
+        start = 0
+        for row, count in enumerate(blocks):
+            self.tables[row, :count] = numbers[start : start + count]
+            start += count
+        # Unused slots hold 7: a kernel that lets them through shows it.
+        self.pages = np.full((2, len(numbers), 2 * kv_heads, PAGE * head_dim), 7.0, dtype)
+        self.q = rng.standard_normal((m, heads * head_dim)).astype("float32")
+        self.positions = np.concatenate(
+            [np.arange(past, past + new) for past, new in lengths]
+        ).astype("int32")
+        self.keys, self.values = [], []
+        for row, (past, new) in enumerate(lengths):
+            k = rng.standard_normal((past + new, kv_heads, head_dim)).astype(dtype)
+            v = rng.standard_normal((past + new, kv_heads, head_dim)).astype(dtype)
+            self.keys.append(k)
+            self.values.append(v)
+            for j in range(past + new):
+                page = self.pages[1, self.tables[row, j // PAGE]]
+                for h in range(kv_heads):
+                    page[h, np.arange(head_dim) * PAGE + j % PAGE] = k[j, h]
+                    page[kv_heads + h, (j % PAGE) * head_dim :][:head_dim] = v[j, h]
+
+    def tiles(self, size):
+        rows, first = [], 0
+        for sequence, (_, new) in enumerate(self.lengths):
+            for start in range(0, new, size):
+                rows.append((sequence, first + start, min(size, new - start)))
+            first += new
+        return np.array(rows, "int32")
+
+    def expected(self, scale, window):
+        out, row = np.zeros_like(self.q), 0
+        group = self.heads // self.kv_heads
+        for k, v, (past, new) in zip(self.keys, self.values, self.lengths, strict=True):
+            for i in range(past, past + new):
+                first = 0 if window is None else max(0, i - window + 1)
+                for h in range(self.heads):
+                    at = slice(h * self.head_dim, (h + 1) * self.head_dim)
+                    scores = k[first : i + 1, h // group].astype("float64") @ self.q[row, at]
+                    scores = np.exp((scores - scores.max()) * scale)
+                    weights = scores / scores.sum()
+                    out[row, at] = weights @ v[first : i + 1, h // group].astype("float64")
+                row += 1
+        return out
+
+
+SHAPES = [(9, 3, 64), (4, 1, 256), (14, 2, 64), (4, 4, 8), (8, 2, 80), (2, 1, 128)]
+LENGTHS = [[(0, 1)], [(0, 37)], [(16, 1), (15, 1), (200, 1)], [(5, 9), (130, 1), (0, 1), (63, 18)]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("window", [None, 5, 33])
+def test_attention_matches_numpy(shape, dtype, window):
+    heads, kv_heads, head_dim = shape
+    scale = head_dim**-0.5
+    func = build(
+        kernels.attention(
+            num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, page_size=PAGE,
+            kv_dtype=dtype, scale=scale, window=window,
+        )  # fmt: skip
+    )
+    for lengths in LENGTHS:
+        case = Case(heads, kv_heads, head_dim, dtype, lengths)
+        out = tensor(np.zeros_like(case.q))
+        tiles = case.tiles(kernels.query_tile(heads, kv_heads))
+        func(
+            tensor(case.q), tensor(case.pages), tensor(case.tables), tensor(case.positions),
+            tensor(tiles), 1, out,
+        )  # fmt: skip
+        np.testing.assert_allclose(out.numpy(), case.expected(scale, window), atol=2e-5, rtol=1e-4)
+
+
+def test_plain_attention_matches_numpy():
+    case = Case(4, 2, 8, "float32", LENGTHS[3])
+    shape = oracle.HeadShape(4, 2, 8, 8, PAGE, "float32")
+    for window in (None, 7):
+        func = build(oracle.attention(shape, 0.3, window).with_attr("global_symbol", "plain"))
+        out = tensor(np.zeros_like(case.q))
+        func(
+            tensor(case.q), tensor(case.pages), tensor(case.tables), tensor(case.positions),
+            tensor(case.tiles(4)), 1, out,
+        )  # fmt: skip
+        np.testing.assert_allclose(out.numpy(), case.expected(0.3, window), atol=1e-5, rtol=1e-4)
+
+
+def rotate(x, rotary, rotary_dim):
+    half = rotary_dim // 2
+    cos, sin = rotary[:, None, :half], rotary[:, None, half:]
+    low, high, rest = x[..., :half], x[..., half:rotary_dim], x[..., rotary_dim:]
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], axis=-1)
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 64, 64), (4, 1, 256, 256), (4, 2, 8, 8), (2, 2, 80, 32)])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("m", [1, 7, 70])
+def test_rotate_and_append_matches_numpy(shape, dtype, m):
+    heads, kv_heads, head_dim, rotary_dim = shape
+    constants = dict(
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, rotary_dim=rotary_dim,
+        page_size=PAGE, kv_dtype=dtype,
+    )  # fmt: skip
+    rng = np.random.default_rng(m)
+    q, k, v = (
+        rng.standard_normal((m, n * head_dim)).astype("float32") for n in (heads, kv_heads, kv_heads)
+    )
+    table = rng.standard_normal((m, rotary_dim)).astype("float32")
+    slots = rng.permutation(6 * PAGE)[:m].astype("int32")
+    by_head = k.reshape(m, kv_heads, head_dim)
+    turned_k = rotate(by_head, table, rotary_dim).astype(dtype)
+    turned_q = rotate(q.reshape(m, heads, head_dim), table, rotary_dim).reshape(m, -1)
+    expected = np.full((2, 6, 2 * kv_heads, PAGE * head_dim), 3, dtype)
+    for i, slot in enumerate(slots):
+        page, token = expected[1, slot // PAGE], slot % PAGE
+        for h in range(kv_heads):
+            page[h, np.arange(head_dim) * PAGE + token] = turned_k[i, h]
+            value = v[i, h * head_dim : (h + 1) * head_dim]
+            page[kv_heads + h, token * head_dim :][:head_dim] = value
+    plain = oracle.rotate_and_append(oracle.HeadShape(**constants))
+    for func in (build(rotary.rotate_and_append(**constants)), build(plain)):
+        pages = tensor(np.full(expected.shape, 3, dtype))
+        out = tensor(np.zeros_like(q))
+        func(tensor(q), tensor(k), tensor(v), tensor(table), tensor(slots), pages, 1, out)
+        np.testing.assert_allclose(out.numpy(), turned_q, atol=1e-5)
+        tolerance = 1e-5 if dtype == "float32" else 4e-3
+        np.testing.assert_allclose(
+            pages.numpy().astype("float32"), expected.astype("float32"), atol=tolerance
+        )
+
+
+@pytest.mark.parametrize("half", [4, 32, 128])
+def test_rotary_table_matches_numpy(half):
+    func = build(rotary.rotary_table(half, 1.25))
+    positions = np.array([0, 1, 17, 4095, 100000], "int32")
+    inv_freq = (10000.0 ** (-np.arange(half) / half)).astype("float32")
+    table = tensor(np.zeros((5, 2 * half), "float32"))
+    func(tensor(positions), tensor(inv_freq), table)
+    angle = (positions[:, None].astype("float32") * inv_freq).astype("float64")
+    expected = 1.25 * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
+    np.testing.assert_allclose(table.numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [8, 20, 64, 576, 640])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 50])
+def test_rms_norm_matches_numpy(size, residual, rows):
+    func = build(norm.rms_norm(size, 1e-5, residual))
+    rng = np.random.default_rng(rows)
+    x, added = (rng.standard_normal((rows, size)).astype("float32") for _ in range(2))
+    weight = rng.standard_normal(size).astype("float32")
+    y = tensor(np.zeros_like(x))
+    extra = [tensor(added)] if residual else []
+    func(tensor(x), tensor(weight), *extra, y)
+    expected = x / np.sqrt((x.astype("float64") ** 2).mean(1, keepdims=True) + 1e-5) * weight
+    expected = expected + added if residual else expected
+    np.testing.assert_allclose(y.numpy(), expected, atol=2e-5)
+
+
+def test_take_rows():
+    func = build(norm.take_rows(24))
+    x = np.arange(5 * 24, dtype="float32").reshape(5, 24)
+    y = tensor(np.zeros((3, 24), "float32"))
+    func(tensor(x), tensor(np.array([4, 0, 4], "int32")), y)
+    np.testing.assert_array_equal(y.numpy(), x[[4, 0, 4]])
+
+
+def test_exp2_is_exact_enough():
+    from everycast.schedules.cpu.vectors import body, exp2, kernel, ramp
+    from tvm.tirx.script import builder as B
+
+    with kernel("exp2") as (k, ib):
+        x = k.buffer("x", ("n",), "float32")
+        y = k.buffer("y", ("n",), "float32")
+        with body(), B.serial(k.size("n") // 16) as i:
+            B.buffer_store(y, exp2(x[ramp(i * 16)]), [ramp(i * 16)])
+    func = build(ib.get())
+    points = np.linspace(-126, 126, 16 * 4096, dtype="float32")
+    out = tensor(np.zeros_like(points))
+    func(tensor(points), out)
+    exact = np.exp2(points.astype("float64"))
+    assert np.abs(out.numpy() / exact - 1).max() < 3e-7
+    assert math.isfinite(out.numpy()[0])
