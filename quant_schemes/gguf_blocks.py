@@ -70,7 +70,9 @@ def import_blocks(
     chunk_rows = max(1, _CHUNK_BLOCK_BYTES // row_bytes)
     for start in range(0, num_rows, chunk_rows):
         rows = slice(start, min(start + chunk_rows, num_rows))
-        decoded = kind.decode(np.ascontiguousarray(raw[rows]).reshape(-1, kind.num_bytes))
+        blocks = np.ascontiguousarray(raw[rows]).reshape(-1, kind.num_bytes)
+        with np.errstate(invalid="ignore"):  # infinity times 0; caught below
+            decoded = kind.decode(blocks)
         parts = pack_values(decoded.q.reshape(-1, k), fmt)
         for part, numbers in (("q_scale", decoded.scale), ("q_min", decoded.minimum)):
             if numbers is None:

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,15 +19,7 @@ class ClientLeft(Exception):
     """The connection was closed before the answer was complete."""
 
 
-class Chunks(Protocol):
-    """An async generator of JSON texts. Closing it aborts the request."""
-
-    def __aiter__(self) -> AsyncIterator[str]: ...
-    async def __anext__(self) -> str: ...
-    async def aclose(self) -> None: ...
-
-
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
     """The result of `work`; when the client leaves first, `work` is cancelled and waited for.
 
     The body must have been read: whatever arrives now can only be the end of the connection.
@@ -56,14 +48,15 @@ def event(data: str) -> bytes:
 
 
 class EventStream(Response):
-    """`first` (already made, so that early errors have their own status), then the rest.
+    """`first` (already made, so that early errors have their own status), then the rest, which is
+    closed at the end, also when the client leaves: that aborts the request.
 
     An error on the way becomes a last event with an OpenAI error body; then no `[DONE]` follows.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: str, rest: Chunks) -> None:
+    def __init__(self, first: str, rest: AsyncGenerator[str, None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]  # the base class counted an empty body
         self._first = first

@@ -36,7 +36,6 @@ def fetch_hub(repo: str, *, revision: str | None = None) -> Path:
         folder = snapshot_download(
             repo,
             revision=revision,
-            endpoint=endpoint,
             allow_patterns=list(_ALLOWED),
             ignore_patterns=list(_IGNORED),
         )

@@ -131,20 +131,21 @@ def _merges_from_scores(
     """Every way to make a token out of two, best score first.
 
     SentencePiece merges the adjacent pair whose union has the best score; ranking the pairs by
-    that score makes BPE do the same.
+    that score makes BPE do the same. Runs of spaces often share one score; the lower id first is
+    then the order of `transformers`, and gives SentencePiece's ids.
     """
     whole = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE)
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for token, score, kind in zip(tokens, scores, types, strict=True):
+    ranked: list[tuple[float, int, int, int, str, str]] = []
+    for token_id, (token, score, kind) in enumerate(zip(tokens, scores, types, strict=True)):
         if kind in whole:
             continue
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             left_id, right_id = vocab.get(left), vocab.get(right)
             if left_id is not None and right_id is not None:
-                ranked.append((-score, left_id, right_id, left, right))
+                ranked.append((-score, token_id, left_id, right_id, left, right))
     ranked.sort()
-    return [(left, right) for _, _, _, left, right in ranked]
+    return [(left, right) for _, _, _, _, left, right in ranked]
 
 
 def mark_added_tokens(

@@ -29,7 +29,7 @@ class CpuIsa:
         The largest leaves room for two more vectors; the rest are the powers of two below it.
         """
         per_vector = LANES // self.lanes
-        largest = min(LANES, self.num_registers // per_vector - 2)
+        largest = min(8, self.num_registers // per_vector - 2)
         return (largest, *(t for t in (8, 4, 2, 1) if t < largest))
 
 

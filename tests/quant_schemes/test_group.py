@@ -35,6 +35,7 @@ def normal(n: int, k: int, scale: float = 0.02, seed: int = 0) -> np.ndarray:
 def relative_error(weight: np.ndarray, fmt: TensorFormat, rounding: Rounding) -> float:
     """Root mean square error over root mean square weight."""
     parts = quantize(weight, fmt, rounding, name="w")
+    weight = weight.astype(np.float64)
     error = dequantize(parts, fmt, *weight.shape) - weight
     return float(np.sqrt(np.mean(error**2) / np.mean(weight**2)))
 
@@ -111,8 +112,8 @@ def test_error_is_at_most_half_a_step(fmt: TensorFormat, rounding: Rounding) -> 
     groups = padded.reshape(16, -1, fmt.group_size)
     span = np.ptp(groups, -1) if fmt.is_affine else 2 * np.abs(groups).max(-1)
     bound = np.repeat(span / levels, fmt.group_size, axis=1)[:, :120] / 2
-    # float16 rounds the scale, and for 8 bits the quotient too (step 1/8 near 254).
-    assert (error <= bound * (1.15 if fmt.dtype == "float16" else 1.001)).all()
+    # float16 rounds weight and scale, and for 8 bits the quotient too (step 1/8 near 254).
+    assert (error <= bound * (1.3 if fmt.dtype == "float16" else 1.001)).all()
 
 
 # Root mean square error relative to the weights', on normal weights: what each format costs.
@@ -227,7 +228,7 @@ def test_too_large_for_float16_names_the_tensor(fmt: TensorFormat, dtype: type) 
 def test_norm_weights_of_any_shape_are_checked() -> None:
     assert cast_float(np.ones(3, np.float32), "float16", name="norm").dtype == np.float16
     assert cast_float(np.zeros(0, np.float32), "float16", name="norm").shape == (0,)
-    with pytest.raises(CheckpointError, match="tensor norm holds 1e\\+05"):
+    with pytest.raises(CheckpointError, match="tensor norm holds 100000"):
         cast_float(np.array([1.0, 1e5], np.float32), "float16", name="norm")
     with pytest.raises(CheckpointError, match="tensor norm holds NaN"):
         cast_float(np.array([1.0, np.nan], ml_dtypes.bfloat16), "bfloat16", name="norm")

@@ -14,8 +14,6 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import pytest
 import safetensors.numpy
-from everycast.artifact.errors import CheckpointError
-from everycast.relax_models.checkpoint.hub import fetch_hub
 from everycast.relax_models.checkpoint.huggingface import HuggingFaceCheckpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -32,6 +30,7 @@ FILES = {
     "original/params.json": b"{}",
     "onnx/model.onnx": b"onnx",
 }
+UNREACHABLE = "http://127.0.0.1:9"
 WANTED = {
     "config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "tokenizer.model",
 }  # fmt: skip
@@ -118,83 +117,77 @@ def hub() -> Iterator[Hub]:
     thread.join()
 
 
-@pytest.fixture
-def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """The hub, with this process's client pointed at it and at an empty cache."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    return hub
-
-
-def one_line_error(repo: str, revision: str | None = None) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        fetch_hub(repo, revision=revision)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+CLIENT = """
+import json, sys
+from everycast.artifact.errors import CheckpointError
+from everycast.relax_models.checkpoint.hub import fetch_hub
+answers = []
+for repo, revision in json.loads(sys.argv[1]):
+    try:
+        answers.append(str(fetch_hub(repo, revision=revision)))
+    except CheckpointError as error:
+        answers.append(f"error: {error}")
+print(json.dumps(answers))
+"""
 
 
-def test_fetch_takes_weights_and_tokenizer_only(client: Hub) -> None:
-    folder = fetch_hub("org/tiny")
-    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert files == WANTED
-    checkpoint = HuggingFaceCheckpoint(folder)
-    np.testing.assert_array_equal(checkpoint.read("a.weight"), WEIGHT)
-    client.requests.clear()
-    assert fetch_hub("org/tiny") == folder
-    assert not [request for request in client.requests if request.startswith("GET /org/")]
+def fetch(url: str, home: Path, *models: tuple[str, str | None]) -> list[str]:
+    """Folder or error for each (repo, revision), from one process with HF_ENDPOINT and HF_HOME.
 
-
-def test_revision_by_tag_and_by_commit(client: Hub) -> None:
-    assert fetch_hub("org/tiny", revision="v1").name == OTHER_COMMIT
-    assert fetch_hub("org/tiny", revision=COMMIT).name == COMMIT
-
-
-def test_without_a_connection_the_cached_snapshot_is_used(
-    client: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from huggingface_hub import constants
-
-    folder = fetch_hub("org/tiny")
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert fetch_hub("org/tiny") == folder
-
-
-def test_errors_are_one_line(client: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert f"HF://org/none was not found at {client.url}" in one_line_error("org/none")
-    assert "not its revision 'v9'" in one_line_error("org/tiny", "v9")
-    gated = one_line_error("org/gated")
-    assert f"HF://org/gated is gated: accept its terms at {client.url}/org/gated" in gated
-    assert "is not a name on the hub" in one_line_error("a/b/c")
-    assert "answered with status 418" in one_line_error("org/broken")
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "http://127.0.0.1:9 cannot be reached; check" in one_line_error("org/tiny")
-
-
-def test_environment_of_the_client_is_honoured(hub: Hub, tmp_path: Path) -> None:
-    """HF_ENDPOINT and an HF_HOME with odd characters, as a user sets them: in a new process."""
-    home = tmp_path / "Željko 張 庭/模型 a'b"
-    home.mkdir(parents=True)
-    program = (
-        "from everycast.relax_models.checkpoint.hub import fetch_hub; print(fetch_hub('org/tiny'))"
-    )
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "PYTHONUTF8": "1"}
-    for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"):
+    The client reads its environment when it is imported, hence a process of its own.
+    """
+    environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(home)}
+    for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN", "HF_TOKEN_PATH"):
         environment.pop(name, None)
     result = subprocess.run(
-        [sys.executable, "-P", "-c", program],
+        [sys.executable, "-P", "-c", CLIENT, json.dumps(models)],
         env=environment,
         capture_output=True,
-        encoding="utf-8",
         timeout=60,
         check=True,
     )
-    folder = Path(result.stdout.strip())
-    assert folder.is_relative_to(home)
-    assert (folder / "config.json").read_bytes() == FILES["config.json"]
+    answers: list[str] = json.loads(result.stdout)
+    assert not any("\n" in answer for answer in answers)
+    return answers
+
+
+def files(folder: str) -> set[str]:
+    root = Path(folder)
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def test_fetch_takes_weights_and_tokenizer_only_and_only_once(hub: Hub, tmp_path: Path) -> None:
+    home = tmp_path / "Željko 張 庭/模型 a'b"
+    home.mkdir(parents=True)
+    main, again, tag, commit = fetch(
+        hub.url, home, *(("org/tiny", revision) for revision in (None, None, "v1", COMMIT))
+    )
+    assert main == again == commit
+    assert Path(main).is_relative_to(home)
+    assert files(main) == files(tag) == WANTED
+    assert (Path(main).name, Path(tag).name) == (COMMIT, OTHER_COMMIT)
+    downloads = [request for request in hub.requests if request.startswith("GET /org/tiny/")]
+    assert len(downloads) == len(set(downloads))
+    checkpoint = HuggingFaceCheckpoint(Path(main))
+    np.testing.assert_array_equal(checkpoint.read("a.weight"), WEIGHT)
+
+
+def test_without_a_connection_the_cached_snapshot_is_used(hub: Hub, tmp_path: Path) -> None:
+    [folder] = fetch(hub.url, tmp_path, ("org/tiny", None))
+    cached, other = fetch(UNREACHABLE, tmp_path, ("org/tiny", None), ("org/other", None))
+    assert cached == folder
+    assert f"HF://org/other is not whole in the cache, and {UNREACHABLE} cannot be reached" in other
+
+
+def test_errors_are_one_line(hub: Hub, tmp_path: Path) -> None:
+    missing, revision, gated, malformed, broken = fetch(
+        hub.url,
+        tmp_path,
+        *(("org/none", None), ("org/tiny", "v9"), ("org/gated", None), ("a/b/c", None)),
+        ("org/broken", None),
+    )
+    assert f"error: HF://org/none was not found at {hub.url}; check the spelling" in missing
+    assert "HF://org/tiny@v9: org/tiny exists, but not its revision 'v9'" in revision
+    assert f"HF://org/gated is gated: accept its terms at {hub.url}/org/gated" in gated
+    assert "error: 'a/b/c' is not a name on the hub; write HF://" in malformed
+    assert f"{hub.url} answered with status 418" in broken

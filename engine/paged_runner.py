@@ -1,0 +1,83 @@
+"""A compiled library as the engine's model: inputs, KV pages and logits of each step."""
+
+import numpy as np
+
+from ..artifact.dtypes import numpy_dtype
+from ..artifact.tensor_cache import aligned_empty
+from .model_runner import ModelInfo, StepInput
+from .runtime import Library, Tensor, as_array, as_tensor, as_tuple, huge_array
+
+
+class PagedRunner:
+    """`ModelRunner` over one library. Use it from one thread: TVM's thread pool is per thread."""
+
+    def __init__(
+        self, library: Library, parameters: list[Tensor], info: ModelInfo, num_pages: int
+    ) -> None:
+        metadata = library.metadata
+        self.info, self.num_pages = info, num_pages
+        self._forward = library.function("forward")
+        self._logits = library.function("logits")
+        self._parameters = as_tuple(parameters)
+        self._query_tile: int = metadata["query_tile"]
+        layers, _, *rest = metadata["page_shape"]
+        memory = huge_array(info.page_bytes * num_pages)
+        dtype = numpy_dtype(metadata["kv_dtype"])
+        self._page_array = memory.view(dtype).reshape(layers, num_pages, *rest)
+        self._pages: Tensor = as_tensor(self._page_array)
+
+    def execute(self, step: StepInput) -> np.ndarray:
+        """See `ModelRunner.execute`. Rows beyond the library's limit are computed in slices."""
+        hidden, _ = self._forward(
+            _int32(step.input_ids),
+            _int32(step.positions),
+            _int32(slots_of(step, self.info.page_size)),
+            _int32(query_tiles(step.query_offsets, self._query_tile)),
+            _int32(step.block_tables),
+            self._pages,
+            self._parameters,
+        )
+        num_rows, limit = len(step.logit_rows), self.info.max_num_sequence
+        if num_rows == 0:
+            return np.empty((0, self.info.vocab_size), np.float32)
+        if num_rows <= limit:
+            return self._row_logits(hidden, step.logit_rows)
+        slices = [step.logit_rows[i : i + limit] for i in range(0, num_rows, limit)]
+        return np.concatenate([self._row_logits(hidden, rows) for rows in slices])
+
+    def _row_logits(self, hidden: Tensor, rows: np.ndarray) -> np.ndarray:
+        return as_array(self._logits(hidden, _int32(rows), self._parameters))
+
+    def copy_pages(self, sources: list[int], targets: list[int]) -> None:
+        self._page_array[:, targets] = self._page_array[:, sources]
+
+    def close(self) -> None:
+        """Give weights and pages back."""
+        del self._parameters, self._pages, self._page_array
+
+
+def slots_of(step: StepInput, page_size: int) -> np.ndarray:
+    """Where each new token's key and value go: page · page_size + offset, [num_tokens] int32."""
+    counts = np.diff(step.query_offsets)
+    sequences = np.repeat(np.arange(len(counts)), counts)
+    pages = step.block_tables[sequences, step.positions // page_size]
+    return pages * page_size + step.positions % page_size
+
+
+def query_tiles(query_offsets: np.ndarray, tile: int) -> np.ndarray:
+    """The batch cut into tiles of at most `tile` tokens of one sequence: [num_tiles, 3] int32 of
+    (sequence, first token, number of tokens)."""
+    counts = np.diff(query_offsets)
+    per_sequence = -(-counts // tile)
+    sequences = np.repeat(np.arange(len(counts)), per_sequence)
+    ends = np.cumsum(per_sequence)
+    within = np.arange(ends[-1]) - np.repeat(ends - per_sequence, per_sequence)
+    first = query_offsets[:-1][sequences] + within * tile
+    rows = np.minimum(tile, query_offsets[1:][sequences] - first)
+    return np.stack([sequences, first, rows], axis=1)
+
+
+def _int32(values: np.ndarray) -> Tensor:
+    array = aligned_empty(values.shape, np.dtype(np.int32))
+    array[...] = values
+    return as_tensor(array)

@@ -1,0 +1,97 @@
+"""TVM's runtime without its compiler: load a library, run its Relax functions, share tensors.
+
+`import tvm` costs a second or two and 200 MB; `tvm_ffi` with the runtime's shared objects costs a
+tenth of that and runs everything a compiled library needs.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import json
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from ..artifact.errors import ArtifactError
+
+_RUNTIME_FILES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
+_HUGE_PAGE_BYTES = 2 << 20
+_CPU, _POOLED_ALLOCATOR = 1, 2
+
+# The array that owns a tensor's memory must outlive it; DLPack does that for NumPy arrays.
+Tensor = Any
+
+
+@functools.cache
+def load_runtime() -> None:
+    """Load TVM's runtime into this process, once. Raises ArtifactError if it is not installed."""
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or spec.origin is None:
+        raise ArtifactError("the TVM runtime is missing: pip install apache-tvm")
+    folder = Path(spec.origin).parent / "lib"
+    for name in _RUNTIME_FILES:
+        try:
+            ctypes.CDLL(str(folder / name), ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise ArtifactError(
+                f"the TVM runtime does not load: {error}; install apache-tvm again"
+            ) from error
+
+
+class Library:
+    """A compiled model library on the CPU. Its functions are Relax functions of the VM."""
+
+    def __init__(self, path: Path) -> None:
+        load_runtime()
+        try:
+            module = tvm_ffi.load_module(str(path))
+            self._vm = module["vm_load_executable"]()
+            self._vm["vm_initialization"](_CPU, 0, _POOLED_ALLOCATOR, _CPU, 0, _POOLED_ALLOCATOR)
+            self.metadata: dict[str, Any] = json.loads(str(self._vm["_metadata"]()))
+        except Exception as error:
+            reason = str(error).strip().splitlines()[-1:]
+            raise ArtifactError(
+                f"{path} does not load as a model library: {''.join(reason)}; compile it again"
+            ) from error
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """A function of the library by name."""
+        func: Callable[..., Any] = self._vm[name]
+        return func
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """The array as a TVM tensor, sharing memory. It must be contiguous and start on a multiple of
+    64 bytes, which `aligned_empty` and `huge_array` give."""
+    return tvm_ffi.from_dlpack(array)
+
+
+def as_tuple(tensors: list[Tensor]) -> Any:
+    """Tensors as the one tuple argument that carries a model's parameters."""
+    return tvm_ffi.convert(tensors)
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """A TVM tensor on the CPU as an array, sharing memory."""
+    return np.from_dlpack(tensor)
+
+
+def huge_array(num_bytes: int) -> np.ndarray:
+    """Zeroed private memory, uint8, on huge pages where the system grants them.
+
+    A model reads all its weights for every token: with 4 kB pages the address translation alone
+    costs about a fifth of the bandwidth. Physical memory is taken when a page is first written.
+    """
+    # Private: the default, MAP_SHARED, gets no transparent huge pages.
+    size = max(num_bytes, 1) + _HUGE_PAGE_BYTES
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, size, **flags)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, np.uint8)
+    start = -whole.ctypes.data % _HUGE_PAGE_BYTES
+    return whole[start : start + num_bytes]

@@ -1,0 +1,65 @@
+"""Runs the application under uvicorn on a socket that was bound before the model was loaded."""
+
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from ..artifact.errors import CapacityError
+from .app import create_app
+from .routes import ServerLimits
+
+if TYPE_CHECKING:
+    from ..engine.mlc_engine import AsyncMLCEngine
+
+GRACE_S = 10
+"""How long answers may go on after the server was told to stop."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not listening yet: clients are refused until there is a
+    model. Port 0 takes a free one. Raises CapacityError if the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise CapacityError(f"--host {host} is no address of this machine: {error}") from error
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise CapacityError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
+        ) from error
+    return bound
+
+
+def url(bound: socket.socket) -> str:
+    """Where clients reach a bound socket, such as `http://127.0.0.1:8000`."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_server(engine: "AsyncMLCEngine", limits: ServerLimits | None = None) -> uvicorn.Server:
+    """A server that is not running; `serve(sockets=[…])` or `run(sockets=[…])` starts it."""
+    config = uvicorn.Config(
+        create_app(engine, limits),
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    return uvicorn.Server(config)
+
+
+def run_server(
+    engine: "AsyncMLCEngine", bound: socket.socket, limits: ServerLimits | None = None
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; answers that are under way get `GRACE_S` to finish."""
+    try:
+        make_server(engine, limits).run(sockets=[bound])
+    except KeyboardInterrupt:
+        pass  # uvicorn has shut down in order and raises the signal again
