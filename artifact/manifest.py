@@ -1,7 +1,6 @@
 """`everycast.json`: what an artifact holds, by what it was built, and where it may run."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ class LibraryStamp:
     platform: str
     """Where it loads, as `host_platform` spells it; `any` if that is not this machine's matter
     (wasm)."""
-    target_spec: Mapping[str, Any]
+    target_spec: dict[str, Any]
     cpu_features: tuple[str, ...]
     """LLVM's names of the features that the machine must have."""
     versions: Versions

@@ -124,7 +124,7 @@ class TensorCacheWriter:
     def _shard_for(self, num_bytes: int) -> "_ShardFile":
         """The shard in progress if the tensor fits, else a new one."""
         shard = self._open
-        if shard is not None and shard.num_bytes + num_bytes > self._shard_bytes:
+        if shard is not None and shard.next_offset + num_bytes > self._shard_bytes:
             self._close_shard()
             shard = None
         if shard is None:
@@ -149,8 +149,12 @@ class _ShardFile:
         with disk_errors(path):
             self.file: BufferedWriter = path.open("wb")
 
+    @property
+    def next_offset(self) -> int:
+        return self.num_bytes + -self.num_bytes % ALIGNMENT
+
     def append(self, record: dict[str, Any], data: memoryview) -> None:
-        self._write(bytes(-self.num_bytes % ALIGNMENT))
+        self._write(bytes(self.next_offset - self.num_bytes))
         self._records.append({**record, "byteOffset": self.num_bytes})
         self._write(data)
 

@@ -219,11 +219,11 @@ class CompletionRequest(GenerationRequest):
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one. Raises RequestError if there is none."""
-        prompts: list[str | list[int]]
-        if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
-            prompts = [self.prompt]  # type: ignore[list-item]  # one text or one list of ids
-        else:
-            prompts = list(self.prompt)  # type: ignore[arg-type]  # not a list of ids here
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if ids := [item for item in self.prompt if isinstance(item, int)]:
+            return [ids]
+        prompts = [item for item in self.prompt if not isinstance(item, int)]
         if not prompts:
             raise RequestError("prompt is an empty list", param="prompt")
         return prompts

@@ -98,8 +98,8 @@ def _per_value(stored: np.ndarray, fmt: TensorFormat, k: int) -> npt.NDArray[np.
 def _check_range(array: np.ndarray, dtype: str, limit: float, name: str) -> None:
     if array.size == 0:
         return
-    # NaN wins both; min and max allocate nothing.
-    extremes = (float(array.min()), float(array.max()))
+    with np.errstate(invalid="ignore"):  # NaN wins both; min and max allocate nothing
+        extremes = (float(array.min()), float(array.max()))
     if not np.isfinite(extremes).all():
         raise CheckpointError(
             f"tensor {name} holds NaN or infinity; the checkpoint is damaged, fetch it again"

@@ -172,9 +172,7 @@ def rms_norm(x: nn.Tensor, norm: RMSNorm, *, residual: nn.Tensor | None = None) 
         return te.compute(x_te.shape, value, name="rms_norm")
 
     args = [x, norm.weight, *([residual] if residual is not None else [])]
-    attrs = _describe(
-        "rms_norm", size=size, epsilon=norm.epsilon, residual=residual is not None
-    )
+    attrs = _describe("rms_norm", size=size, epsilon=norm.epsilon, residual=residual is not None)
     return op.tensor_expr_op(compute, "rms_norm", args, attrs=attrs)
 
 
@@ -271,4 +269,3 @@ def attention(
         [q, pages, block_tables, positions, query_tiles, tirx.const(layer, "int64")],
         out=nn.Tensor.placeholder(q.shape, "float32"),
     )
-

@@ -80,7 +80,9 @@ def rotate_and_append(shape: HeadShape) -> tirx.PrimFunc:
         for i in T.serial(m):
             with T.sblock("row"):
                 T.reads(q[0:m, 0 : HQ * D], k[0:m, 0 : HK * D], v[0:m, 0 : HK * D])
-                T.writes(out[0:m, 0 : HQ * D], pages[0:num_layers, 0:num_pages, 0 : 2 * HK, 0 : PS * D])
+                T.writes(
+                    out[0:m, 0 : HQ * D], pages[0:num_layers, 0:num_pages, 0 : 2 * HK, 0 : PS * D]
+                )
                 for h, d in T.grid(HQ, D):
                     out[i, h * D + d] = q[i, h * D + d]
                     if d < H2:
@@ -143,7 +145,9 @@ def attention(shape: HeadShape, scale: float, window: int | None) -> tirx.PrimFu
         out = T.match_buffer(out_h, (m, HQ * D), "float32")
         for tile in T.serial(num_tiles):
             with T.sblock("tile"):
-                T.reads(q[0:m, 0 : HQ * D], pages[0:num_layers, 0:num_pages, 0 : 2 * HK, 0 : PS * D])
+                T.reads(
+                    q[0:m, 0 : HQ * D], pages[0:num_layers, 0:num_pages, 0 : 2 * HK, 0 : PS * D]
+                )
                 T.writes(out[0:m, 0 : HQ * D])
                 state = T.sblock_alloc_buffer((4,), "float32")
                 for r, h in T.grid(tiles[tile, 2], HQ):

@@ -1,7 +1,6 @@
 """CPU: x86-64 (AVX2, AVX-512) and arm64 (NEON), through LLVM; kernels in `schedules/cpu`."""
 
 import difflib
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import tvm
 from tvm.target import codegen
 
 from ..artifact.errors import CompileError
-from ..artifact.host import KNOWN_FEATURES, host_features
+from ..artifact.host import KNOWN_FEATURES, host_features, host_platform
 from ..schedules.cpu.attention import query_tile
 from ..schedules.cpu.isa import isa_of
 from ..schedules.cpu.lowering import cpu_handlers
@@ -44,6 +43,7 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
         name="cpu",
         spec=spec,
         library_suffix="so",
+        platform=_platform(spec),
         required_features=frozenset(features & KNOWN_FEATURES),
         lower=lambda module, names: lower_operators(module, names, cpu_handlers(isa, mode)),
         export=_export,
@@ -55,11 +55,14 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
     )
 
 
+def _platform(spec: dict[str, Any]) -> str:
+    triple = spec.get("mtriple")
+    return host_platform() if triple is None else f"linux-{triple.partition('-')[0]}"
+
+
 def _host_spec() -> dict[str, Any]:
     """This machine. A virtual machine may hide features of its CPU model: they are turned off."""
     spec: dict[str, Any] = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu())}
-    if platform.machine() in ("aarch64", "arm64"):
-        spec["mtriple"] = str(codegen.llvm_get_system_triple())
     present = host_features()
     if present:
         enabled = {str(n) for n in codegen.llvm_get_cpu_features(tvm.target.Target(spec))}
@@ -78,7 +81,9 @@ def _spec(arch: str) -> dict[str, Any]:
     )]  # fmt: skip
     if arch not in known:
         nearest = difflib.get_close_matches(arch, known, n=3) or ["x86-64-v3", "cortex-a76"]
-        raise CompileError(f"unknown CPU '{arch}' for target cpu; did you mean {' or '.join(nearest)}?")
+        raise CompileError(
+            f"unknown CPU '{arch}' for target cpu; did you mean {' or '.join(nearest)}?"
+        )
     return {"kind": "llvm", "mtriple": triple, "mcpu": arch}
 
 

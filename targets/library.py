@@ -1,6 +1,7 @@
 """Compile a model's graph for a target: one library, and what the engine must know of it."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..artifact.dtypes import numpy_dtype
 from ..artifact.tensor_format import TensorFormat
 from ..quant_schemes.layers import apply_formats
 from ..relax_models.config import DecoderConfig
@@ -28,6 +30,13 @@ class BuiltLibrary:
 
     metadata: dict[str, Any]
     function_memory_bytes: dict[str, int]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one KV page over all layers."""
+        layers, _, *rest = self.metadata["page_shape"]
+        item_bytes: int = numpy_dtype(self.metadata["kv_dtype"]).itemsize
+        return math.prod((layers, *rest)) * item_bytes
 
 
 def build_library(

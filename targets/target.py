@@ -28,6 +28,8 @@ class CompileTarget:
     name: str
     spec: dict[str, Any]
     library_suffix: str
+    platform: str
+    """Where its libraries load, as `artifact.host.host_platform` spells it."""
     required_features: frozenset[str]
     """LLVM names of CPU features without which the library cannot run."""
     lower: Callable[[tvm.IRModule, Sequence[str]], LoweredModel]

@@ -15,7 +15,17 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
 from .vectors import (
-    LANES, body, constant, dtype_of, exp2, kernel, ramp, reduce_max, reduce_sum, splat, to_float,
+    LANES,
+    body,
+    constant,
+    dtype_of,
+    exp2,
+    kernel,
+    ramp,
+    reduce_max,
+    reduce_sum,
+    splat,
+    to_float,
     vector_width,
 )  # fmt: skip
 

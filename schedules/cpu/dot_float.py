@@ -32,9 +32,7 @@ class _Tile:
     """The sums of a tile, `chains` vectors a token: few tokens need several sums to hide the
     latency of one."""
 
-    def __init__(
-        self, weight: PackedWeight, packed: Any, x: Any, first: Any, tokens: int
-    ) -> None:
+    def __init__(self, weight: PackedWeight, packed: Any, x: Any, first: Any, tokens: int) -> None:
         self.weight, self.packed, self.x = weight, packed, x
         self.first, self.tokens = first, tokens
         self.chains = max(1, 4 // tokens)
@@ -99,9 +97,7 @@ class _Tile:
         q_start = start + half * weight.q_bytes
 
         def emit(j: Any, limit: int) -> None:
-            words = B.Bind(
-                T.reinterpret("uint32x16", self.packed[ramp(q_start + j * 64, 64)])
-            )
+            words = B.Bind(T.reinterpret("uint32x16", self.packed[ramp(q_start + j * 64, 64)]))
             for k, shift in _fields(weight):
                 if k < limit:
                     value = scale * _unsigned_field(words, shift, weight.is_nibbles) + minimum

@@ -119,6 +119,4 @@ def _scale_and_sum(
 def _prefetch(packed: Any, at: Any) -> None:
     read, data = T.int32(0), T.int32(1)
     address = T.address_of(packed[at])
-    B.evaluate(
-        T.call_llvm_intrin("void", "llvm.prefetch.p0", address, read, T.int32(_TO_L2), data)
-    )
+    B.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", address, read, T.int32(_TO_L2), data))

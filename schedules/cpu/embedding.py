@@ -9,7 +9,7 @@ from tvm.tirx.script import builder as B
 
 from .control import for_rows
 from .packing import DTYPE_BYTES, PackedWeight
-from .vectors import LANES, kernel, body, ramp, splat
+from .vectors import LANES, body, kernel, ramp, splat
 from .weight_vectors import load_float
 
 

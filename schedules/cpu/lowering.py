@@ -75,9 +75,7 @@ class _CpuLowering:
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
     ) -> relax.Expr:
         x, *rest = args
-        weights, operands, (residual,) = self._weights(
-            lowering, [op["weight"]], [op["bias"]], rest
-        )
+        weights, operands, (residual,) = self._weights(lowering, [op["weight"]], [op["bias"]], rest)
         int8, inputs = self._inputs(lowering, x, weights)
         func = linear.linears(weights, [op["bias"]], isa=self.isa, int8=int8, residual=True)
         outputs = [((_shape(x)[0], weights[0].n), "float32")]
@@ -89,9 +87,7 @@ class _CpuLowering:
         x, *rest = args
         weights, operands, _ = self._weights(lowering, op["weights"], op["biases"], rest)
         int8, inputs = self._inputs(lowering, x, weights)
-        func = linear.gated_mlp(
-            *weights, op["activation"], op["biases"], isa=self.isa, int8=int8
-        )
+        func = linear.gated_mlp(*weights, op["activation"], op["biases"], isa=self.isa, int8=int8)
         outputs = [((_shape(x)[0], weights[0].n), "float32")]
         return lowering.call(func, [*inputs, *operands], outputs)
 

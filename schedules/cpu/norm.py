@@ -26,9 +26,7 @@ def rms_norm(size: int, epsilon: float, residual: bool) -> tirx.PrimFunc:
     return ib.get()
 
 
-def _norm_row(
-    x: Any, weight: Any, added: Any, y: Any, row: Any, size: int, epsilon: float
-) -> None:
+def _norm_row(x: Any, weight: Any, added: Any, y: Any, row: Any, size: int, epsilon: float) -> None:
     width = vector_width(size)
     squares = B.alloc_buffer((16,), "float32", scope="local")
     B.buffer_store(squares, constant(0.0), [ramp(0)])

@@ -46,9 +46,7 @@ def _pack_floats(weight: PackedWeight, source: Any, packed: Any, block: Any) -> 
                 _store(packed, at, size, None)
 
 
-def _pack_groups(
-    weight: PackedWeight, parts: dict[str, Any], packed: Any, block: Any
-) -> None:
+def _pack_groups(weight: PackedWeight, parts: dict[str, Any], packed: Any, block: Any) -> None:
     fmt, size = weight.format, DTYPE_BYTES[weight.format.dtype]
     num_groups = fmt.padded_k(weight.k) // weight.group
     vectors = ["q_scale", "q_min"] if fmt.is_affine else ["q_scale"]

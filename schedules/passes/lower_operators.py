@@ -123,9 +123,7 @@ class _LowerOperators(PyExprMutator):  # type: ignore[misc]
         if name not in self.parameters:
             shapes = [(tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in parts]
             self.packers.setdefault(f"pack_{key}", (pack, shapes, num_bytes))
-            self.parameters[name] = Parameter(
-                name, (num_bytes,), "uint8", sources, f"pack_{key}"
-            )
+            self.parameters[name] = Parameter(name, (num_bytes,), "uint8", sources, f"pack_{key}")
         return self.parameter_variable(name)
 
     def parameter_variable(self, name: str) -> relax.Var:

@@ -36,7 +36,7 @@ def test_atomic_write_leaves_the_old_file_when_it_fails(
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="cannot write .*: No such file or directory"):
+    with pytest.raises(ArtifactError, match=r"cannot write .*: No such file or directory"):
         atomic_write(tmp_path / "nowhere" / "file", b"")
 
 

@@ -228,7 +228,7 @@ def test_weights_of_another_build(tmp_path: Path) -> None:
     cache = TensorCacheReader(tmp_path)
     weights = replace(MANIFEST.weights, weights_hash=cache.weights_hash())
     check_weights(replace(MANIFEST, weights=weights), cache)
-    with pytest.raises(ArtifactError, match="are not those that everycast.json was written for"):
+    with pytest.raises(ArtifactError, match=r"are not those that everycast\.json was written for"):
         check_weights(MANIFEST, cache)
 
 

@@ -93,7 +93,9 @@ def error_of(checkpoint: FakeCheckpoint) -> str:
 def test_parameters_are_found_under_every_prefix(prefix: str) -> None:
     _, sources = load(hf_checkpoint(prefix=prefix))
     assert sources["model.embed_tokens.weight"].name == f"{prefix}embed_tokens.weight"
-    assert sources["model.layers.1.mlp.up_proj.weight"].name == f"{prefix}layers.1.mlp.up_proj.weight"
+    assert (
+        sources["model.layers.1.mlp.up_proj.weight"].name == f"{prefix}layers.1.mlp.up_proj.weight"
+    )
 
 
 def test_tied_head_works_with_and_without_a_copy_in_the_file() -> None:

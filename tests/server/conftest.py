@@ -48,6 +48,16 @@ class Running:
             assert time.monotonic() < deadline, "waited in vain"
             time.sleep(0.005)
 
+    def send(self, path: str, body: bytes) -> socket.socket:
+        """A raw connection on which a POST was sent."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        connection.sendall(head.encode() + body)
+        return connection
+
     def wait_until_idle(self) -> None:
         """Wait until nothing runs and every page can be had again."""
         self.wait_until(lambda: self.engine.metrics().num_running_sequences == 0)
@@ -141,14 +151,3 @@ def _running(
         thread.join(TIMEOUT_S)
         bound.close()
     assert is_stopped.is_set() and model.is_closed
-
-
-def send_request(port: int, path: str, body: bytes, *, headers: str = "") -> socket.socket:
-    """A raw connection on which a POST was sent."""
-    connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n{headers}\r\n"
-    )
-    connection.sendall(head.encode() + body)
-    return connection

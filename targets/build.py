@@ -1,0 +1,314 @@
+"""Checkpoint + scheme + target → artifact. Run as a child process by `everycast.build_process`.
+
+python -m everycast.targets.build < request.json        (JSON lines on standard output)
+"""
+
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..artifact.errors import CapacityError, EverycastError
+from ..artifact.files import atomic_folder, atomic_write
+from ..artifact.hashing import hash_file, hash_json
+from ..artifact.host import running_versions
+from ..artifact.manifest import (
+    MANIFEST_JSON,
+    LibraryStamp,
+    Limits,
+    Manifest,
+    ModelStamp,
+    WeightsStamp,
+    read_manifest,
+    write_manifest,
+)  # fmt: skip
+from ..artifact.tensor_cache import TensorCacheReader, TensorCacheWriter
+from ..quant_schemes.scheme import DEFAULT_SCHEME, bits_per_weight, num_bytes
+from ..relax_models.checkpoint.resolve import HUB_PREFIX, is_named, open_checkpoint
+from ..relax_models.checkpoint.source import Checkpoint
+from ..relax_models.checkpoint.tokenizer import write_tokenizer
+from ..relax_models.config import DecoderConfig
+from ..relax_models.name_map import parameter_shapes
+from ..relax_models.registry import load_config, weight_map
+from ..relax_models.weights import WeightSource
+from .chat_config import CHAT_CONFIG_JSON, chat_config
+from .library import BuiltLibrary, build_library
+from .target import CompileTarget, find_target
+from .weights import WeightPlan, plan_weights, rope_parameters, stored_tensors
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[str, int, int, str], None]
+"""(stage, done, total, unit)"""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """See `everycast.build_process.build`."""
+
+    model: str
+    target: str | None
+    quantization: str | None
+    output: Path
+    activations: str = "auto"
+    context_window_size: int | None = None
+    dump_ir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """An opened checkpoint and everything decided about it before any work."""
+
+    name: str
+    checkpoint: Checkpoint
+    config: DecoderConfig
+    sources: Mapping[str, WeightSource]
+    plan: WeightPlan
+    context_window_size: int
+
+
+def compile_model(request: BuildRequest, report: Report) -> Path:
+    """Build the artifact, or add a library to one whose weights are already there; its folder.
+
+    Everything that can be checked is checked before work starts; nothing half-written stays.
+    """
+    target = None
+    if request.target is not None:
+        target = find_target(request.target, activations=request.activations)
+    source = _open(request, report)
+    folder = request.output / f"{source.name}-{source.plan.quantization}"
+    known = _reusable(folder, source)
+    if known is None:
+        _check_disk(source, request.output)
+        with atomic_folder(folder) as temporary:
+            _build_all(temporary, source, target, request, report)
+    elif target is not None:
+        _add_library(folder, known, source, target, request, report)
+    return folder
+
+
+def _open(request: BuildRequest, report: Report) -> _Source:
+    report("open", 0, 0, "steps")
+    checkpoint = open_checkpoint(
+        request.model, progress=lambda done, total: report("fetch", done, total, "bytes")
+    )
+    config = load_config(checkpoint)
+    sources = weight_map(config, checkpoint)
+    plan = plan_weights(checkpoint, config, sources, request.quantization, DEFAULT_SCHEME)
+    context = request.context_window_size or config.max_position_embeddings
+    if context > config.max_position_embeddings:
+        raise CapacityError(
+            f"context_window_size {context} is more than the model's "
+            f"{config.max_position_embeddings} positions; lower it"
+        )
+    return _Source(_name(request.model, checkpoint), checkpoint, config, sources, plan, context)
+
+
+def _name(model: str, checkpoint: Checkpoint) -> str:
+    if is_named(model):
+        return model
+    if model.upper().startswith(HUB_PREFIX):
+        return model.rstrip("/").rpartition("/")[2].partition("@")[0]
+    path = checkpoint.path.resolve()
+    return path.name.removesuffix(".gguf")
+
+
+def _reusable(folder: Path, source: _Source) -> Manifest | None:
+    """The manifest of an artifact that already holds these very weights."""
+    if not (folder / MANIFEST_JSON).is_file():
+        return None
+    try:
+        manifest = read_manifest(folder)
+        stored = TensorCacheReader(folder).weights_hash()
+    except EverycastError:
+        return None  # damaged: built anew
+    same = (
+        manifest.versions == running_versions()
+        and manifest.model.source_hash == source.checkpoint.source_hash()
+        and manifest.model.config_hash == _config_hash(source.config)
+        and manifest.weights.weights_hash == stored
+    )
+    return manifest if same else None
+
+
+def _matrix_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    shapes = parameter_shapes(config).items()
+    return {name: (shape[0], shape[1]) for name, shape in shapes if len(shape) == 2}
+
+
+def _check_disk(source: _Source, output: Path) -> None:
+    shapes = _matrix_shapes(source.config)
+    needed = sum(num_bytes(source.plan.formats[name], n, k) for name, (n, k) in shapes.items())
+    existing = next(parent for parent in (output, *output.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed * 1.1 + (64 << 20):
+        raise CapacityError(
+            f"the artifact needs {needed / 1e6:.0f} MB on disk, but {existing} has "
+            f"{free / 1e6:.0f} MB free; make room or choose another folder with -o"
+        )
+
+
+def _build_all(
+    folder: Path, source: _Source, target: CompileTarget | None, request: BuildRequest,
+    report: Report,
+) -> None:  # fmt: skip
+    """Weights on one thread while the library compiles on this one (both leave the GIL free)."""
+    tokenizer = write_tokenizer(source.checkpoint, folder)
+    config = chat_config(
+        source.config, tokenizer, source.plan.quantization, source.context_window_size
+    )
+    atomic_write(folder / CHAT_CONFIG_JSON, json.dumps(config, indent=2).encode())
+    with ThreadPoolExecutor(1) as pool:
+        weights = pool.submit(_write_weights, folder, source, report)
+        library = None
+        if target is not None:
+            library = _compile(folder, source, target, request, report)
+        weights.result()
+    manifest = _manifest(folder, source)
+    if target is not None and library is not None:
+        manifest = _with_library(manifest, folder, request, target, library)
+    write_manifest(folder, manifest)
+
+
+def _write_weights(folder: Path, source: _Source, report: Report) -> None:
+    tensors = source.checkpoint.tensors
+    total = sum(tensors[s.name].num_bytes for s in source.sources.values())
+    done = 0
+    metadata = {"quantization": source.plan.quantization}
+    with TensorCacheWriter(folder, metadata) as writer:
+        for parameter, parts in stored_tensors(source.checkpoint, source.sources, source.plan):
+            for name, array in parts.items():
+                writer.add(name, array)
+            done += tensors[source.sources[parameter].name].num_bytes
+            report("weights", min(done, total), total, "bytes")
+        for name, array in rope_parameters(source.config).items():
+            writer.add(name, array)
+
+
+def _compile(
+    folder: Path, source: _Source, target: CompileTarget, request: BuildRequest, report: Report
+) -> BuiltLibrary:
+    report("compile", 0, 0, "steps")
+    path = folder / _library_name(request, target)
+    path.parent.mkdir(exist_ok=True)
+    built = build_library(
+        source.config,
+        source.plan.formats,
+        target,
+        path,
+        scheme_dtype=source.plan.dtype,
+        context_window_size=source.context_window_size,
+        dump_ir=request.dump_ir,
+    )
+    report("compile", 1, 1, "steps")
+    return built
+
+
+def _library_name(request: BuildRequest, target: CompileTarget) -> str:
+    assert request.target is not None
+    return f"lib/{request.target.replace(':', '-')}.{target.library_suffix}"
+
+
+def _add_library(
+    folder: Path, manifest: Manifest, source: _Source, target: CompileTarget,
+    request: BuildRequest, report: Report,
+) -> None:  # fmt: skip
+    with atomic_folder(folder / ".building") as temporary:
+        library = _compile(temporary, source, target, request, report)
+        name = _library_name(request, target)
+        (folder / "lib").mkdir(exist_ok=True)
+        os.replace(temporary / name, folder / name)
+    shutil.rmtree(folder / ".building", ignore_errors=True)
+    write_manifest(folder, _with_library(manifest, folder, request, target, library))
+
+
+def _config_hash(config: DecoderConfig) -> str:
+    return hash_json(asdict(config))
+
+
+def _manifest(folder: Path, source: _Source) -> Manifest:
+    checkpoint, config = source.checkpoint, source.config
+    licence = checkpoint.config.get("general.license") or checkpoint.config.get("license")
+    cache = TensorCacheReader(folder)
+    shapes = _matrix_shapes(config)
+    model = ModelStamp(
+        name=source.name,
+        model_type=config.model_type,
+        architecture="decoder",
+        source=str(checkpoint.path),
+        source_hash=checkpoint.source_hash(),
+        config_hash=_config_hash(config),
+        num_parameters=sum(n * k for n, k in shapes.values()),
+        licence=str(licence) if licence else None,
+    )
+    weights = WeightsStamp(
+        quantization=source.plan.quantization,
+        bits_per_weight=round(bits_per_weight(source.plan.formats, shapes), 3),
+        num_bytes=int(cache.metadata["ParamBytes"]),
+        weights_hash=cache.weights_hash(),
+        layout_hash=cache.layout_hash(),
+    )
+    return Manifest(running_versions(), model, weights)
+
+
+def _with_library(
+    manifest: Manifest, folder: Path, request: BuildRequest, target: CompileTarget,
+    library: BuiltLibrary,
+) -> Manifest:  # fmt: skip
+    assert request.target is not None
+    name, metadata = _library_name(request, target), library.metadata
+    stamp = LibraryStamp(
+        file=name,
+        sha256=hash_file(folder / name),
+        platform=target.platform,
+        target_spec=target.spec,
+        cpu_features=tuple(sorted(target.required_features)),
+        versions=running_versions(),
+        config_hash=manifest.model.config_hash,
+        layout_hash=manifest.weights.layout_hash,
+        limits=Limits(
+            metadata["prefill_chunk_size"], metadata["max_num_sequence"], metadata["page_size"],
+            library.page_bytes,
+        ),
+        function_memory_bytes=library.function_memory_bytes,
+    )  # fmt: skip
+    return replace(manifest, libraries={**manifest.libraries, request.target: stamp})
+
+
+def main() -> int:
+    """Read a request, build, and answer in JSON lines; see the top of the file."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what compilers and linkers print is not an answer
+
+    def answer(message: dict[str, Any]) -> None:
+        print(json.dumps(message), file=answers, flush=True)
+
+    def report(stage: str, done: int, total: int, unit: str) -> None:
+        progress = {"stage": stage, "done": done, "total": total, "unit": unit}
+        answer({"progress": progress})
+
+    values = json.loads(sys.stdin.read())
+    for name in ("output", "dump_ir"):
+        values[name] = Path(values[name]) if values[name] is not None else None
+    try:
+        folder = compile_model(BuildRequest(**values), report)
+    except EverycastError as error:
+        answer({"error": {"type": type(error).__name__, "message": str(error)}})
+        return 2
+    except MemoryError:
+        message = "not enough memory to build this model; close programs or use a smaller model"
+        answer({"error": {"type": CapacityError.__name__, "message": message}})
+        return 2
+    answer({"artifact": str(folder)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
