@@ -3,14 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine.mlc_engine import AsyncMLCEngine, MLCEngine
+    from .engine.async_mlc_engine import AsyncMLCEngine
+    from .engine.mlc_engine import MLCEngine
 
 __version__ = "0.1.0"
 __all__ = ["AsyncMLCEngine", "MLCEngine", "__version__"]
 
 _EXPORTS = {
     "MLCEngine": ("everycast.engine.mlc_engine", "MLCEngine"),
-    "AsyncMLCEngine": ("everycast.engine.mlc_engine", "AsyncMLCEngine"),
+    "AsyncMLCEngine": ("everycast.engine.async_mlc_engine", "AsyncMLCEngine"),
 }
 """Public name → module and name; imported when first asked for, so that `import everycast` is
 instant."""

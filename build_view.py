@@ -1,7 +1,6 @@
 """How a build looks on stderr: bars on a terminal, else a line for each stage."""
 
 import sys
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -20,12 +19,17 @@ class BuildView:
         self._quiet = quiet
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._stage: str | None = None
-        self._started = 0.0
+        self._seen: set[str] = set()
 
     @property
     def progress(self) -> Callable[[BuildProgress], None] | None:
         return None if self._quiet else self._show
+
+    def bytes_of(self, stage: str) -> Callable[[int, int], None] | None:
+        """A callback `(done, total)` in bytes for one stage; None when quiet."""
+        if self._quiet:
+            return None
+        return lambda done, total: self._show(BuildProgress(stage, done, total, "bytes"))
 
     def __enter__(self) -> Self:
         return self
@@ -38,19 +42,13 @@ class BuildView:
     ) -> None:
         if self._bars is not None:
             self._bars.stop()
-        elif self._stage is not None and error is None:
-            self._end_line()
 
     def _show(self, event: BuildProgress) -> None:
         if sys.stderr.isatty():
             self._show_bar(event)
-        elif event.stage != self._stage:
-            self._end_line()
-            self._stage, self._started = event.stage, time.perf_counter()
-
-    def _end_line(self) -> None:
-        if self._stage is not None:
-            console.note(f"{self._stage}: {time.perf_counter() - self._started:.1f} s")
+        elif event.stage not in self._seen:
+            self._seen.add(event.stage)
+            console.note(f"{event.stage} …")
 
     def _show_bar(self, event: BuildProgress) -> None:
         if self._bars is None:

@@ -8,15 +8,12 @@ need. MODEL is everywhere the same: a name (`everycast list` shows them), a Hugg
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
 from . import console
-from .artifact.errors import EverycastError, RequestError
-
-if TYPE_CHECKING:
-    from .engine.mlc_engine import MLCEngine
+from .artifact.errors import EverycastError
 
 app = typer.Typer(
     name="everycast",
@@ -91,7 +88,9 @@ def convert(
 
     Example: everycast convert ./Llama-3.2-1B -q q4f16_1
     """
-    _build(model, None, quantization, output, quiet=quiet or json, as_json=json)
+    from .open_model import build_and_report
+
+    build_and_report(model, None, quantization, output, quiet=quiet or json, as_json=json)
 
 
 @app.command("compile")
@@ -114,7 +113,9 @@ def compile_model(
 
     Example: everycast compile smollm2-135m --target cpu
     """
-    _build(
+    from .open_model import build_and_report
+
+    build_and_report(
         model,
         target,
         quantization,
@@ -146,19 +147,26 @@ def chat(
     Example: everycast chat smollm2-135m --prompt "What is the capital of France?"
     """
     from .chat_session import Session, converse, print_answer
+    from .open_model import open_engine
 
-    if prompt is None and (json or not sys.stdin.isatty()):
+    is_single = prompt is not None or json or not sys.stdin.isatty()
+    if is_single and prompt is None:
         prompt = sys.stdin.read()
     config = {"context_window_size": context_window_size}
-    with _open(model, target, quantization, "interactive", config, quiet=quiet or json) as engine:
+    with open_engine(model, target, quantization, config, quiet=quiet or json) as engine:
         options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
         session = Session(engine, system, options)
-        if prompt is None:
+        if not session.is_chat:
+            console.note(f"{engine.model_name} has no chat template: it continues your text")
+        if not is_single:
             converse(session)
-        elif json:
-            console.print_json(session.answer([{"role": "user", "content": prompt}]).record())
-        else:
-            print_answer(session, [{"role": "user", "content": prompt}], quiet=quiet)
+            return
+        turns = [{"role": "user", "content": prompt or ""}]
+        answer = session.answer(turns) if json else print_answer(session, turns, quiet=quiet)
+        if json:
+            console.print_json(answer.record())
+        if answer.finish_reason == "interrupted":
+            raise typer.Exit(130)
 
 
 @app.command()
@@ -166,7 +174,9 @@ def serve(
     model: Model,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    mode: Annotated[str, typer.Option(help="local, interactive or server.")] = "server",
+    mode: Annotated[
+        Literal["local", "interactive", "server"], typer.Option(help="Sizes for few or many.")
+    ] = "server",
     max_num_sequence: Annotated[
         int | None, typer.Option(min=1, help="Most sequences that run together.")
     ] = None,
@@ -185,11 +195,121 @@ def serve(
 
     Example: everycast serve smollm2-135m --port 8000
     """
-    from .model_store import ensure_artifact
-    from .server.run import run_server
+    from .engine.async_mlc_engine import AsyncMLCEngine
+    from .open_model import load_parts
+    from .server.routes import ServerLimits
+    from .server.run import bind, run_server, url
 
     config = {
         "max_num_sequence": max_num_sequence,
         "max_total_seq_length": max_total_seq_length,
         "context_window_size": context_window_size,
     }
+    with bind(host, port) as bound:
+        parts = load_parts(model, target, quantization, mode, config, quiet=quiet)
+        engine = AsyncMLCEngine.from_parts(*parts)
+        try:
+            console.note(f"serving {engine.model_name} at {url(bound)}/v1 (Ctrl-C stops)")
+            run_server(engine, bound, ServerLimits(max_requests=max_requests))
+        finally:
+            engine.terminate()
+
+
+@app.command("list")
+def list_models(json: Json = False) -> None:
+    """Show what is built, here and in the cache, and the models known by name.
+
+    Example: everycast list
+    """
+    from .model_store import stored_models
+    from .relax_models.checkpoint.named_models import NAMED_MODELS
+
+    built = [stored.record() for stored in stored_models(Path("dist"))]
+    known = [
+        {"name": name, "num_bytes": named.num_bytes, "licence": named.licence}
+        for name, named in NAMED_MODELS.items()
+    ]
+    if json:
+        console.print_json({"built": built, "known": known})
+    else:
+        console.print_models(built, known)
+        console.note("next: everycast chat NAME, or everycast rm NAME")
+
+
+@app.command()
+def rm(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name or folder that list shows.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete built models. Only what everycast built is ever deleted.
+
+    Example: everycast rm smollm2-135m
+    """
+    from .model_store import folder_bytes, removable, remove
+
+    folders = removable(name)
+    for folder in folders:
+        console.note(f"{folder} ({console.human_bytes(folder_bytes(folder))})")
+    if not yes and not typer.confirm("Delete?", err=True):
+        raise typer.Exit(1)
+    freed = sum(remove(folder) for folder in folders)
+    print(f"deleted {len(folders)}, {console.human_bytes(freed)} freed")
+
+
+@app.command()
+def perplexity(
+    model: Model,
+    text: Annotated[Path, typer.Option(help="A UTF-8 text.")],
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to take from its start.")] = 2000,
+    bos: Annotated[
+        bool | None, typer.Option("--bos/--no-bos", help="Begin token; default: the tokenizer's.")
+    ] = None,
+    target: Target = "cpu",
+    quantization: Quantization = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure how well a model predicts a text, in one window.
+
+    Example: everycast perplexity smollm2-135m --text book.txt --tokens 2000
+    """
+    from .evaluation import measure_perplexity, read_text
+    from .open_model import open_engine
+
+    content = read_text(text)
+    config = {"context_window_size": tokens}
+    with open_engine(model, target, quantization, config, quiet=quiet or json) as engine:
+        result = measure_perplexity(engine, content, tokens, bos=bos)
+    if json:
+        console.print_json(result.record())
+    else:
+        print(
+            f"perplexity {result.perplexity:.4f} over {result.num_scored_tokens} tokens "
+            f"({result.seconds:.1f} s)"
+        )
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Check this machine: versions, CPU, memory, disk, targets. Exit code 1 if something fails.
+
+    Example: everycast doctor
+    """
+    from dataclasses import asdict
+
+    from .doctor import run_checks
+
+    checks = run_checks()
+    is_fine = all(check.status != "fail" for check in checks)
+    if json:
+        console.print_json({"ok": is_fine, "checks": [asdict(check) for check in checks]})
+    else:
+        for check in checks:
+            print(f"{check.status:4}  {check.name:20}  {check.detail}")
+        console.note("next: everycast chat smollm2-135m" if is_fine else "fix what fails first")
+    if not is_fine:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -37,16 +37,14 @@ def human_bytes(num_bytes: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
 
 
-def print_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, to_stderr: bool = False
-) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table; nothing is cut off when the output is not a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(stderr=to_stderr)
+    console = Console()
     if not console.is_terminal:
         console.width = 1000
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
@@ -55,6 +53,28 @@ def print_table(
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
+
+
+def print_models(built: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> None:
+    """The tables of `everycast list`."""
+    columns = ["name", "quantization", "bits/weight", "targets", "size", "folder"]
+    print_table("Built", columns, [_built_row(record) for record in built])
+    rows = [[m["name"], human_bytes(m["num_bytes"]), m["licence"]] for m in known]
+    print_table("Known by name", ["name", "size", "licence"], rows)
+
+
+def _built_row(record: dict[str, Any]) -> list[str]:
+    size, path = human_bytes(record["num_bytes"]), record["path"]
+    if "error" in record:
+        return [record["name"], record["error"], "", "", size, path]
+    return [
+        record["name"],
+        record["quantization"],
+        f"{record['bits_per_weight']:.2f}",
+        ", ".join(record["targets"]) or "none",
+        size,
+        path,
+    ]
 
 
 def plain(text: str) -> str:

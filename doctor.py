@@ -4,14 +4,13 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
 from .artifact.cache import cache_dir
 from .artifact.host import host_features, host_platform
+from .engine.memory_plan import available_memory
 
 GIB = 2**30
 MIN_PYTHON = (3, 11)
@@ -40,9 +39,12 @@ class Check:
 
 def run_checks() -> list[Check]:
     """All checks, in the order they are shown. None of them raises, none imports the compiler."""
-    checks = [_python(), *_packages(), _runtime(), *_cpu(), _memory(), _disk(), _threads()]
+    checks = [_python(), *_packages(), _runtime(), _linker()]
+    checks += [*_cpu(), _threads(), _memory(), _disk()]
     checks.append(Check("target cpu", "ok", "compiles and runs here"))
-    checks += [Check(f"target {name}", "info", "not yet in this version") for name in _LATER_TARGETS]
+    checks += [
+        Check(f"target {name}", "info", "not yet in this version") for name in _LATER_TARGETS
+    ]
     return checks
 
 
@@ -89,10 +91,9 @@ def _installed_version(name: str) -> str | None:
 
 def _runtime() -> Check:
     try:
-        from .engine import runtime
+        from .engine.runtime import load_runtime
 
-        load: Callable[[], object] = runtime.load_runtime
-        load()
+        load_runtime()
     except Exception as error:  # any failure to load is the finding
         return Check("tvm runtime", "fail", f"does not load: {error}")
     return Check("tvm runtime", "ok", "loads")
@@ -110,15 +111,8 @@ def _cpu() -> list[Check]:
 
 
 def _memory() -> Check:
-    lines = {}
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Check("memory", "ok", f"{total / GIB:.1f} GiB")
-    for line in meminfo.read_text(encoding="ascii").splitlines():
-        name, _, rest = line.partition(":")
-        lines[name] = int(rest.split()[0]) * 1024
-    free, total = lines.get("MemAvailable", 0), lines["MemTotal"]
+    free = available_memory()
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     detail = f"{free / GIB:.1f} GiB free of {total / GIB:.1f} GiB"
     return Check("memory", "ok" if free >= GIB else "warn", detail)
 
@@ -131,6 +125,15 @@ def _disk() -> Check:
         return Check("cache", "fail", f"{folder} cannot be written; set EVERYCAST_CACHE")
     detail = f"{folder}: {free / GIB:.1f} GiB free"
     return Check("cache", "ok" if free >= MIN_FREE_BYTES else "warn", detail)
+
+
+def _linker() -> Check:
+    """What links a library: the first that TVM would take."""
+    names = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "gcc", "clang", "cc"]
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if found is None:
+        return Check("linker", "fail", "none found; compiling needs one: install g++ or clang")
+    return Check("linker", "ok", found)
 
 
 def _threads() -> Check:

@@ -51,6 +51,27 @@ class StoredModel:
         """Names that `everycast rm` accepts for it."""
         return {self.path.name} | ({self.slot.model} if self.slot else set())
 
+    def record(self) -> dict[str, Any]:
+        """What `everycast list` shows; `error` instead of the model if it cannot be read."""
+        from .artifact.manifest import read_manifest
+
+        record: dict[str, Any] = {
+            "name": self.path.name,
+            "path": str(self.path),
+            "num_bytes": self.num_bytes,
+        }
+        try:
+            manifest = read_manifest(self.path)
+        except ArtifactError as error:
+            return {**record, "error": str(error)}
+        return {
+            **record,
+            "model": self.slot.model if self.slot else manifest.model.name,
+            "quantization": manifest.weights.quantization,
+            "targets": sorted(manifest.libraries),
+            "bits_per_weight": manifest.weights.bits_per_weight,
+        }
+
 
 def is_artifact(path: Path) -> bool:
     return (path / MANIFEST).is_file()
@@ -85,16 +106,16 @@ def ensure_artifact(
     folder = cache_dir() / "artifacts" / _slot_name(spec, target, quantization)
     if (found := _finished(folder)) is not None:
         return found
-    if build is None:
-        from .build_process import build
     from filelock import FileLock
+
+    from . import build_process
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # two terminals build it once
         if (found := _finished(folder)) is not None:
             return found
         shutil.rmtree(folder, ignore_errors=True)  # left by a build that was killed
-        built = build(
+        built = (build or build_process.build)(
             model, target=target, quantization=quantization, output=folder, **build_options
         )
         slot = Slot(spec, quantization, target, __version__, built.name)

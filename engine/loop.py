@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -24,71 +23,9 @@ from .sampler import SampledToken, SequenceSampler, TokenLogprob, token_logprobs
 from .scheduler import ScheduledChunk, Scheduler, StepPlan
 from .sequence import FinishReason, Request, Sequence, SequenceStatus
 from .step_input import build_step_input
+from .token_sink import ChoiceOutput, RequestOutput, TokenSink, Usage
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens a request has used so far, all choices together."""
-
-    num_prompt_tokens: int
-    num_output_tokens: int
-    """Counts every token sampled, the stop token too."""
-    num_cached_tokens: int
-    """Prompt tokens that came from the prefix cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceOutput:
-    """What one step gave to one choice."""
-
-    choice_index: int
-    tokens: tuple[SampledToken, ...]
-    """New tokens in order; a stop token is the last of them."""
-    finish_reason: FinishReason | None = None
-    """None while the choice goes on. stop: a stop token or the sink's `on_token` ended it;
-    length: max_tokens or the context did; abort: the caller did; error: see the output."""
-    stop_token_id: int | None = None
-    """The end or stop token that ended it; its text is no part of the output."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What one step gave to one request."""
-
-    request_id: str
-    choices: tuple[ChoiceOutput, ...]
-    """Only choices that have something new."""
-    prompt_logprobs: tuple[TokenLogprob, ...]
-    """The next prompt tokens' log probabilities; the first prompt token has none, so over all
-    outputs there are `num_prompt_tokens - 1`, and they come before the first output token."""
-    usage: Usage
-    is_finished: bool
-    """Nothing follows: every choice has its finish reason."""
-    error: Exception | None = None
-    """Why the request failed; then every choice left ends with "error"."""
-
-
-class TokenSink(Protocol):
-    """Where one request's tokens go. Both methods are called in the loop's thread, so they must
-    be quick and must not wait; one that raises fails its own request and no other."""
-
-    def on_token(self, choice_index: int, token_id: int) -> bool:
-        """Called for each new token of a choice, in order, before the step's `on_output`; True
-        ends the choice with this token and finish reason "stop", so that no further token is
-        computed.
-
-        Not called for end and stop tokens, which end the choice by themselves. The last token
-        that max_tokens allows is passed too: True turns its "length" into "stop". The loop obeys
-        at once: a stop text that must not count before `min_tokens` is the sink's to ignore.
-        """
-        ...
-
-    def on_output(self, output: RequestOutput) -> None:
-        """Called at most once a step when there is something new, the last time with
-        `is_finished`. Pages of what ended are free by then."""
-        ...
 
 
 @dataclass(slots=True)
@@ -163,8 +100,8 @@ class EngineLoop:
         params.validate(self._vocab_size, num_ids)
         if not request.prompt_ids:
             raise RequestError("the prompt is empty: it has no tokens", param="prompt")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= num_ids:
-            bad = next(token for token in request.prompt_ids if not 0 <= token < num_ids)
+        bad = next((token for token in request.prompt_ids if not 0 <= token < num_ids), None)
+        if bad is not None:
             raise RequestError(
                 f"the prompt has token id {bad}; this model's ids run from 0 to {num_ids - 1}",
                 param="prompt",
@@ -323,18 +260,22 @@ class EngineLoop:
             job.sequences.append(self.scheduler.add(job.request))
 
     def _execute(self, plan: StepPlan) -> np.ndarray:
+        if plan.page_copies:
+            self._copy_pages(plan.page_copies)
+        return self._runner.execute(build_step_input(plan))
+
+    def _copy_pages(self, page_copies: list[tuple[int, int]]) -> None:
+        """Make the copies in as few calls as keep sources and targets of one call apart."""
         sources: list[int] = []
         targets: list[int] = []
-        for source, target in plan.page_copies:
+        for source, target in page_copies:
             if target in sources:
-                # The target was given back by an earlier copy, which has to happen first.
+                # Its last owner was preempted after an earlier copy, which has to happen first.
                 self._runner.copy_pages(sources, targets)
                 sources, targets = [], []
             sources.append(source)
             targets.append(target)
-        if sources:
-            self._runner.copy_pages(sources, targets)
-        return self._runner.execute(build_step_input(plan))
+        self._runner.copy_pages(sources, targets)
 
     def _update(self, plan: StepPlan, logits: np.ndarray) -> None:
         first_row = 0
@@ -381,8 +322,7 @@ class EngineLoop:
             ]
             job.sequences = sequences
         for sequence in sequences:
-            token = job.samplers[sequence.choice_index].sample(row)
-            self._accept(job, sequence, token)
+            self._accept(job, sequence, job.samplers[sequence.choice_index].sample(row))
 
     def _accept(self, job: _Job, sequence: Sequence, token: SampledToken) -> None:
         sequence.token_ids.append(token.token_id)
@@ -390,10 +330,8 @@ class EngineLoop:
         self._counters.num_output_tokens += 1
         reason: FinishReason | None = None
         stop_token_id: int | None = None
-        if (
-            token.token_id in job.end_ids
-            and sequence.num_output_tokens > job.request.params.min_tokens
-        ):
+        may_end = sequence.num_output_tokens > job.request.params.min_tokens
+        if may_end and token.token_id in job.end_ids:
             reason, stop_token_id = "stop", token.token_id
         else:
             if sequence.num_output_tokens >= job.max_output_tokens:
@@ -427,8 +365,7 @@ class EngineLoop:
 
     def _deliver(self, job: _Job) -> None:
         """Give the sink the step's news; forget the job if these are the last."""
-        request = job.request
-        is_finished = job.is_finished
+        request, is_finished = job.request, job.is_finished
         if is_finished:
             self._count_end(job)
             del self._jobs[request.request_id]

@@ -1,15 +1,13 @@
-"""`MLCEngine` and `AsyncMLCEngine`: the engine's public face, in OpenAI's form.
+"""`MLCEngine`: the engine's public face, in OpenAI's form.
 
     with MLCEngine("smollm2-135m") as engine:
         messages = [{"role": "user", "content": "What is the capital of France?"}]
         for chunk in engine.chat.completions.create(messages=messages, stream=True):
             print(chunk.choices[0].delta.content, end="")
 
-Both run the same loop. A stream that is left early, closed, or whose task is cancelled, aborts its
-request and frees its pages.
+A stream that is left early or closed aborts its request and frees its pages.
 """
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -19,7 +17,7 @@ from .loop import EngineLoop
 from .metrics import EngineMetrics
 from .model_description import ModelDescription
 from .responses import ChatCompletion, ChatCompletionChunk, Completion
-from .streams import AsyncStream, Stream, gather_answer, wait_for_answer
+from .streams import Stream, wait_for_answer
 from .text_engine import TextEngine
 from .tokenizer import Tokenizer
 
@@ -27,8 +25,8 @@ if TYPE_CHECKING:
     from .engine_config import EngineConfig, Mode
 
 
-class _Engine:
-    """What both engines have in common."""
+class Engine:
+    """What `MLCEngine` and `AsyncMLCEngine` have in common."""
 
     def __init__(
         self,
@@ -86,7 +84,7 @@ class _Engine:
         self._engine.terminate()
 
 
-class MLCEngine(_Engine):
+class MLCEngine(Engine):
     """Runs a model; calls wait for their answers."""
 
     def _set_up(
@@ -103,32 +101,9 @@ class MLCEngine(_Engine):
         self.terminate()
 
 
-class AsyncMLCEngine(_Engine):
-    """Runs a model; calls are coroutines, streams async iterators, on any event loop."""
-
-    def _set_up(
-        self, loop: EngineLoop, tokenizer: Tokenizer, description: ModelDescription
-    ) -> None:
-        super()._set_up(loop, tokenizer, description)
-        self.chat = AsyncChat(self._engine)
-        self.completions = AsyncCompletions(self._engine)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        # It waits for the step that is running.
-        await asyncio.to_thread(self.terminate)
-
-
 class Chat:
     def __init__(self, engine: TextEngine) -> None:
         self.completions = ChatCompletions(engine)
-
-
-class AsyncChat:
-    def __init__(self, engine: TextEngine) -> None:
-        self.completions = AsyncChatCompletions(engine)
 
 
 class ChatCompletions:
@@ -139,6 +114,10 @@ class ChatCompletions:
     def create(self, *, stream: Literal[True], **request: Any) -> Stream[ChatCompletionChunk]: ...
     @overload
     def create(self, *, stream: Literal[False] | None = None, **request: Any) -> ChatCompletion: ...
+    @overload
+    def create(
+        self, *, stream: bool | None = None, **request: Any
+    ) -> ChatCompletion | Stream[ChatCompletionChunk]: ...
     def create(
         self, *, stream: bool | None = None, **request: Any
     ) -> ChatCompletion | Stream[ChatCompletionChunk]:
@@ -163,6 +142,10 @@ class Completions:
     def create(self, *, stream: Literal[True], **request: Any) -> Stream[Completion]: ...
     @overload
     def create(self, *, stream: Literal[False] | None = None, **request: Any) -> Completion: ...
+    @overload
+    def create(
+        self, *, stream: bool | None = None, **request: Any
+    ) -> Completion | Stream[Completion]: ...
     def create(
         self, *, stream: bool | None = None, **request: Any
     ) -> Completion | Stream[Completion]:
@@ -175,51 +158,3 @@ class Completions:
         if stream:
             return Stream(self._engine, prepared, answer)
         return wait_for_answer(self._engine, prepared, answer)
-
-
-class AsyncChatCompletions:
-    def __init__(self, engine: TextEngine) -> None:
-        self._engine = engine
-
-    @overload
-    async def create(
-        self, *, stream: Literal[True], **request: Any
-    ) -> AsyncStream[ChatCompletionChunk]: ...
-    @overload
-    async def create(
-        self, *, stream: Literal[False] | None = None, **request: Any
-    ) -> ChatCompletion: ...
-    async def create(
-        self, *, stream: bool | None = None, **request: Any
-    ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]:
-        """As `ChatCompletions.create`; cancelling the task aborts the request."""
-        values = {**request, "stream": stream}
-        # A long prompt takes long to encode: other requests go on meanwhile.
-        prepared = await asyncio.to_thread(self._engine.prepare_chat, values)
-        answer = ChatAnswer(prepared, self._engine.tokenizer)
-        if stream:
-            return AsyncStream(self._engine, prepared, answer)
-        return await gather_answer(self._engine, prepared, answer)
-
-
-class AsyncCompletions:
-    def __init__(self, engine: TextEngine) -> None:
-        self._engine = engine
-
-    @overload
-    async def create(self, *, stream: Literal[True], **request: Any) -> AsyncStream[Completion]: ...
-    @overload
-    async def create(
-        self, *, stream: Literal[False] | None = None, **request: Any
-    ) -> Completion: ...
-    async def create(
-        self, *, stream: bool | None = None, **request: Any
-    ) -> Completion | AsyncStream[Completion]:
-        """As `Completions.create`; cancelling the task aborts the request."""
-        values = {**request, "stream": stream}
-        # A long prompt takes long to encode: other requests go on meanwhile.
-        prepared = await asyncio.to_thread(self._engine.prepare_completion, values)
-        answer = CompletionAnswer(prepared, self._engine.tokenizer)
-        if stream:
-            return AsyncStream(self._engine, prepared, answer)
-        return await gather_answer(self._engine, prepared, answer)

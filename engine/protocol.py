@@ -39,7 +39,7 @@ _TYPE_NAMES = ("str", "int", "float")
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True, defer_build=True)
 
     include_usage: bool = False
 
@@ -47,7 +47,7 @@ class StreamOptions(BaseModel):
 class GenerationRequest(BaseModel):
     """What chat and text completions have in common. None leaves it to the model's defaults."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     model: str | None = None
     stream: bool = False
@@ -134,7 +134,7 @@ class GenerationRequest(BaseModel):
 class ChatMessage(BaseModel):
     """One message; other fields (`tool_calls`, `name`, ...) are the template's affair."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
     role: str
     content: str | list[dict[str, Any]] | None = None

@@ -7,10 +7,13 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 from .sequence import FinishReason
 
 
-class _Response(BaseModel):
-    """`null` is written, except for our own extensions and the usage, which are left out then."""
+class _Model(BaseModel):
+    # Built when first used: most programs use a few of these, and imports shall be quick.
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
-    model_config = ConfigDict(frozen=True)
+
+class _Response(_Model):
+    """`null` is written, except for our own extensions and the usage, which are left out then."""
 
     extensions: ClassVar[tuple[str, ...]] = ()
 
@@ -23,19 +26,19 @@ class _Response(BaseModel):
         return values
 
 
-class PromptTokensDetails(BaseModel):
+class PromptTokensDetails(_Model):
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache saved."""
 
 
-class Usage(BaseModel):
+class Usage(_Model):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
 
-class TopLogprob(BaseModel):
+class TopLogprob(_Model):
     token: str
     logprob: float
     bytes: list[int]
@@ -45,12 +48,12 @@ class ChatTokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(BaseModel):
+class ChatLogprobs(_Model):
     content: list[ChatTokenLogprob]
     refusal: None = None
 
 
-class CompletionLogprobs(BaseModel):
+class CompletionLogprobs(_Model):
     """Four lists of equal length, an entry for each token."""
 
     tokens: list[str]
@@ -61,7 +64,7 @@ class CompletionLogprobs(BaseModel):
     """Where each token's text begins in the choice's text, in characters."""
 
 
-class PromptTokenLogprob(BaseModel):
+class PromptTokenLogprob(_Model):
     logprob: float
     decoded_token: str
 
@@ -82,7 +85,7 @@ class _Choice(_Response):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-class AssistantMessage(BaseModel):
+class AssistantMessage(_Model):
     role: Literal["assistant"] = "assistant"
     content: str
     refusal: None = None

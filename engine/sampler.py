@@ -14,7 +14,7 @@ import numpy as np
 
 from ..artifact.errors import EverycastError
 from .sampling_params import SamplingParams
-from .token_filter import keep_min_p, keep_top_k, keep_top_p
+from .token_filter import draw, keep_min_p, keep_top_k, keep_top_p
 
 MIN_LOGPROB = -9999.0
 """Reported instead of minus infinity, which JSON cannot hold (OpenAI does the same)."""
@@ -73,32 +73,21 @@ class SequenceSampler:
             prompt = np.asarray(prompt_ids, dtype=np.int64)
             self._is_seen[prompt[prompt < self.num_ids]] = True
 
-    @property
-    def changes_logits(self) -> bool:
-        """Whether the next token depends on more than the raw logits."""
-        return (
-            self._repeats
-            or self._counts
-            or self._bias_ids.size > 0
-            or self.num_sampled < self.params.min_tokens
-        )
-
     def sample(self, logits: np.ndarray) -> SampledToken:
         """The next token.
 
         logits: [vocab_size] float32, not modified. Raises EverycastError if they are not numbers.
         """
         raw = logits[: self.num_ids]
-        row = self._adjust(raw) if self.changes_logits else raw
+        row = self._adjust(raw) if self._changes_logits() else raw
         token_id = int(row.argmax())
         if not np.isfinite(row[token_id]):
             raise EverycastError("the model gave logits that are not numbers (NaN or infinity)")
         if not self.params.is_greedy:
             token_id = self._draw(row, row[token_id])
-        return self.accept(token_id, raw)
+        return self._accept(token_id, raw)
 
-    def accept(self, token_id: int, logits: np.ndarray) -> SampledToken:
-        """Record a token that was chosen from these raw logits ([vocab_size] float32)."""
+    def _accept(self, token_id: int, raw: np.ndarray) -> SampledToken:
         self.num_sampled += 1
         if self._repeats:
             self._is_seen[token_id] = True
@@ -106,10 +95,16 @@ class SequenceSampler:
             self._output_counts[token_id] += 1
         if not self.params.logprobs:
             return SampledToken(token_id)
-        (logprob,) = token_logprobs(
-            logits[None, : self.num_ids], [token_id], num_top=self.params.top_logprobs
-        )
+        (logprob,) = token_logprobs(raw[None], [token_id], num_top=self.params.top_logprobs)
         return SampledToken(token_id, logprob)
+
+    def _changes_logits(self) -> bool:
+        return (
+            self._repeats
+            or self._counts
+            or self._bias_ids.size > 0
+            or self.num_sampled < self.params.min_tokens
+        )
 
     def _adjust(self, raw: np.ndarray) -> np.ndarray:
         row = raw.copy()
@@ -138,39 +133,9 @@ class SequenceSampler:
         if params.top_p < 1.0:
             ids = keep_top_p(weights, params.top_p, ids)
         kept = weights if ids is None else weights[ids]
-        cumulative = np.cumsum(kept, dtype=np.float64)
         generator = np.random.Generator(np.random.Philox(key=self._key, counter=self.num_sampled))
-        place = int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
-        # Rounding can put the product at the very end; the last id with weight is meant then.
-        place = min(place, int(np.searchsorted(cumulative, cumulative[-1])))
+        place = draw(kept, generator.random())
         return place if ids is None else int(ids[place])
-
-
-def greedy(logits: np.ndarray, tokenizer_size: int | None = None) -> np.ndarray:
-    """[num_rows] int64, the most likely id of every row (the lowest of equals).
-
-    logits: [num_rows, vocab_size] float32; ids from `tokenizer_size` on are padding, never chosen.
-    """
-    ids: np.ndarray = logits[:, :tokenizer_size].argmax(axis=1)
-    return ids
-
-
-def sample_rows(logits: np.ndarray, samplers: Sequence[SequenceSampler]) -> list[SampledToken]:
-    """The next token of every sequence.
-
-    logits: [len(samplers), vocab_size] float32, not modified. Raises EverycastError if a row that
-    is sampled holds no number.
-    """
-    is_plain = all(s.params.is_greedy and not s.changes_logits for s in samplers)
-    if not (samplers and is_plain):
-        return [sampler.sample(row) for sampler, row in zip(samplers, logits, strict=True)]
-    ids = greedy(logits, samplers[0].num_ids)
-    if not np.isfinite(logits[np.arange(len(ids)), ids]).all():
-        raise EverycastError("the model gave logits that are not numbers (NaN or infinity)")
-    return [
-        sampler.accept(int(token_id), row)
-        for sampler, token_id, row in zip(samplers, ids, logits, strict=True)
-    ]
 
 
 def token_logprobs(

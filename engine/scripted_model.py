@@ -17,10 +17,10 @@ from collections.abc import Sequence as ListLike
 
 import numpy as np
 
-from .loop import RequestOutput
 from .model_runner import ModelInfo, StepInput
 from .sampler import TokenLogprob
 from .sequence import FinishReason
+from .token_sink import RequestOutput
 
 Script = Callable[[tuple[int, ...]], int]
 """All tokens of a sequence so far → the token that follows."""
@@ -84,6 +84,7 @@ class ScriptedModel:
         return logits
 
     def copy_pages(self, sources: list[int], targets: list[int]) -> None:
+        assert len({*targets}) == len(targets) and not {*targets} & {*sources}
         self._pages[targets] = self._pages[sources]
 
     def close(self) -> None:

@@ -1,10 +1,9 @@
-"""Carries updates out of the loop's thread: to a thread that waits, or to an event loop."""
+"""Carries updates from the loop's thread to a thread that waits for them."""
 
-import asyncio
 import queue
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self
 
 from ..artifact.errors import EverycastError
 from .answers import Answer, ChunkT, Prepared, RequestT, WholeT
@@ -17,26 +16,11 @@ def wait_for_answer(
 ) -> WholeT:
     """The whole response; leaving early, as by Ctrl-C, aborts the request."""
     updates: queue.SimpleQueue[RequestUpdate] = queue.SimpleQueue()
-    run = _Run(engine, prepared, updates.put)
+    run = Run(engine, prepared, updates.put)
     received = []
     try:
         while not run.is_complete:
             received.append(run.check(updates.get()))
-    finally:
-        run.close()
-    return answer.whole(received)
-
-
-async def gather_answer(
-    engine: TextEngine, prepared: Prepared[RequestT], answer: Answer[RequestT, WholeT, ChunkT]
-) -> WholeT:
-    """The whole response; cancelling aborts the request."""
-    updates: asyncio.Queue[RequestUpdate] = asyncio.Queue()
-    run = _Run(engine, prepared, _to_event_loop(updates))
-    received = []
-    try:
-        while not run.is_complete:
-            received.append(run.check(await updates.get()))
     finally:
         run.close()
     return answer.whole(received)
@@ -56,8 +40,8 @@ class Stream(Generic[ChunkT]):
         answer: Answer[RequestT, Any, ChunkT],
     ) -> None:
         self._updates: queue.SimpleQueue[RequestUpdate] = queue.SimpleQueue()
-        self._chunks = _Chunks(answer, prepared)
-        self._run = _Run(engine, prepared, self._updates.put)
+        self._chunks = Chunks(answer, prepared)
+        self._run = Run(engine, prepared, self._updates.put)
 
     def __iter__(self) -> Self:
         return self
@@ -89,50 +73,7 @@ class Stream(Generic[ChunkT]):
             self.close()
 
 
-class AsyncStream(Generic[ChunkT]):
-    """As `Stream`, for `async for` and `async with`; cancelling the task that waits aborts."""
-
-    def __init__(
-        self,
-        engine: TextEngine,
-        prepared: Prepared[RequestT],
-        answer: Answer[RequestT, Any, ChunkT],
-    ) -> None:
-        self._updates: asyncio.Queue[RequestUpdate] = asyncio.Queue()
-        self._chunks = _Chunks(answer, prepared)
-        self._run = _Run(engine, prepared, _to_event_loop(self._updates))
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ChunkT:
-        try:
-            while not self._chunks.ready:
-                if self._run.is_over:
-                    raise StopAsyncIteration
-                self._chunks.add(self._run.check(await self._updates.get()), self._run)
-        except BaseException:
-            self._run.close()
-            raise
-        return self._chunks.ready.popleft()
-
-    async def aclose(self) -> None:
-        """Abort the request if it is not complete."""
-        self._run.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._run.close()
-
-    def __del__(self) -> None:
-        # Absent if the constructor raised. Aborting neither waits nor needs the event loop.
-        if hasattr(self, "_run"):
-            self._run.close()
-
-
-class _Run:
+class Run:
     """A request that was put in line: knows when it is complete, and aborts it if left early."""
 
     def __init__(
@@ -166,7 +107,7 @@ class _Run:
             self._engine.finish(self._running, is_complete=self.is_complete)
 
 
-class _Chunks(Generic[ChunkT]):
+class Chunks(Generic[ChunkT]):
     """Chunks that are built and not taken yet."""
 
     def __init__(self, answer: Answer[Any, Any, ChunkT], prepared: Prepared[Any]) -> None:
@@ -174,20 +115,7 @@ class _Chunks(Generic[ChunkT]):
         self._answer = answer
         self._includes_usage = prepared.request.includes_usage
 
-    def add(self, update: RequestUpdate, run: _Run) -> None:
+    def add(self, update: RequestUpdate, run: Run) -> None:
         self.ready.extend(self._answer.chunks(update))
         if run.is_complete and self._includes_usage:
             self.ready.append(self._answer.usage_chunk())
-
-
-UpdateT = TypeVar("UpdateT")
-
-
-def _to_event_loop(updates: "asyncio.Queue[UpdateT]") -> Callable[[UpdateT], None]:
-    """A function for other threads that puts an update into a queue of the running event loop."""
-    event_loop = asyncio.get_running_loop()
-
-    def emit(update: UpdateT) -> None:
-        event_loop.call_soon_threadsafe(updates.put_nowait, update)
-
-    return emit

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .detokenizer import Detokenizer
-from .loop import ChoiceOutput, RequestOutput, Usage
 from .sampler import SampledToken, TokenLogprob
 from .sampling_params import SamplingParams
 from .sequence import FinishReason
 from .stop_checker import StopChecker
+from .token_sink import ChoiceOutput, RequestOutput, Usage
 from .tokenizer import Tokenizer
 
 

@@ -137,7 +137,9 @@ def _hf_ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
     """The global and the local rope: settings per layer type (transformers 5), or `rope_scaling`
     for the global one and a base for each (transformers 4)."""
     settings = dict(hf_rope_settings(fields))
-    per_type = {kind: settings.pop(kind, None) or {} for kind in (FULL, SLIDING)}
+    nested = Fields(settings, source=f"{fields.source}: rope settings")
+    per_type = {kind: nested.mapping(kind) or {} for kind in (FULL, SLIDING)}
+    settings = {key: value for key, value in settings.items() if key not in per_type}
     if "rope_parameters" in fields and settings and "rope_scaling" not in fields:
         raise fields.error("rope_parameters", f"must have the keys {FULL} and {SLIDING}")
     head_dim = hf_head_dim(fields)

@@ -6,7 +6,7 @@ from typing import Any
 
 from .checkpoint.source import Checkpoint
 from .config import DecoderConfig
-from .gguf_config import gguf_decoder
+from .gguf_config import gguf_decoder, gguf_fields
 from .hf_config import hf_decoder, hf_fields
 from .name_map import LLAMA_GGUF_NAMES, gguf_weight_map, hf_weight_map
 from .weights import WeightSource
@@ -24,7 +24,10 @@ def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def from_gguf(checkpoint: Checkpoint) -> DecoderConfig:
-    return gguf_decoder(checkpoint, "llama")
+    decoder = gguf_decoder(checkpoint, "llama")
+    # Zero or absent, but for the first Mistral.
+    window = gguf_fields(checkpoint).integer("attention.sliding_window", 0) or None
+    return replace(decoder, layer_windows=(window,) * decoder.num_hidden_layers)
 
 
 def weight_map(config: DecoderConfig, checkpoint: Checkpoint) -> dict[str, WeightSource]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .checkpoint.source import Checkpoint
 from .config import DecoderConfig
-from .gguf_config import gguf_decoder
+from .gguf_config import gguf_decoder, gguf_fields
 from .hf_config import hf_decoder, qwen_layer_windows
 from .name_map import LLAMA_GGUF_NAMES, gguf_weight_map, hf_weight_map
 from .weights import WeightSource
@@ -21,6 +21,7 @@ def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def from_gguf(checkpoint: Checkpoint) -> DecoderConfig:
+    gguf_fields(checkpoint).refuse({"attention.sliding_window": None})
     return replace(gguf_decoder(checkpoint, "qwen2"), attention_bias=True)
 
 

@@ -89,10 +89,10 @@ _SUPPORTED = f"supported: {', '.join(get_args(RopeKind))}"
 def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
     """Radians per position of each rotated pair: [rotary_dim / 2] float32."""
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
-    wave = np.float32(rope.theta) ** exponents
+    wave: np.ndarray = np.float32(rope.theta) ** exponents
     if rope.divisors:
         wave = wave * np.asarray(rope.divisors, np.float32)
-    plain = np.float32(1.0) / wave
+    plain: np.ndarray = np.float32(1.0) / wave
     if rope.kind == "linear":
         return plain / np.float32(rope.factor)
     if rope.kind == "llama3":
@@ -130,7 +130,8 @@ def _yarn_ramp(rope: RopeConfig) -> np.ndarray:
     if low == high:
         high += 0.001
     steps = np.arange(rope.rotary_dim // 2, dtype=np.float32)
-    return np.clip((steps - np.float32(low)) / np.float32(high - low), 0, 1)
+    ramp: np.ndarray = (steps - np.float32(low)) / np.float32(high - low)
+    return ramp.clip(0, 1)
 
 
 # ---- Hugging Face -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from .errors import install_handlers
 from .routes import ServerLimits, Service, make_router
 
 if TYPE_CHECKING:
-    from ..engine.mlc_engine import AsyncMLCEngine
+    from ..engine.async_mlc_engine import AsyncMLCEngine
 
 
 def create_app(engine: "AsyncMLCEngine", limits: ServerLimits | None = None) -> FastAPI:

@@ -34,7 +34,8 @@ def error_body(
 
 
 def describe(error: BaseException) -> tuple[int, dict[str, dict[str, str | None]]]:
-    """HTTP status and body for an exception. What we do not know is logged, and says nothing."""
+    """HTTP status and body for an exception. One that is not the client's doing goes to the log;
+    its text may hold what is no client's business."""
     match error:
         case HTTPError():
             body = error_body(error.status, str(error), code=error.code, param=error.param)
@@ -45,12 +46,9 @@ def describe(error: BaseException) -> tuple[int, dict[str, dict[str, str | None]
             return 429, error_body(429, str(error), code="rate_limit_exceeded")
         case HTTPException():
             return error.status_code, error_body(error.status_code, str(error.detail))
-        case EverycastError():
-            logger.error("request failed: %s", error)
-            return 500, error_body(500, str(error))
         case _:
             logger.error("request failed", exc_info=error)
-            return 500, error_body(500, "the server met an unexpected error; its log has more")
+            return 500, error_body(500, "the server failed on this request; its log says why")
 
 
 def error_response(error: BaseException) -> JSONResponse:

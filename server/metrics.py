@@ -13,7 +13,7 @@ def prometheus_text(metrics: EngineMetrics, *, num_active_requests: int) -> str:
     counters = values.pop("counters")
     counters["num_preemptions"] = values.pop("num_preemptions")
     counters["num_prefix_hit_tokens"] = values.pop("num_prefix_hit_tokens")
-    lines = []
+    lines: list[str] = []
     for name, value in counters.items():
         lines += _metric(f"{name.removeprefix('num_')}_total", "counter", value)
     for name, value in {**values, "num_active_requests": num_active_requests}.items():

@@ -16,8 +16,8 @@ from .metrics import CONTENT_TYPE, prometheus_text
 from .streaming import ClientLeft, EventStream, unless_disconnected
 
 if TYPE_CHECKING:
-    from ..engine.mlc_engine import AsyncMLCEngine
-    from ..engine.streams import AsyncStream
+    from ..engine.async_mlc_engine import AsyncMLCEngine
+    from ..engine.async_streams import AsyncStream
 
 CLIENT_CLOSED_REQUEST = 499
 """What logs call an answer that nobody waited for (nginx's number; no client sees it)."""
@@ -131,9 +131,7 @@ def make_router(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> PlainTextResponse:
-        text = prometheus_text(
-            engine.metrics(), num_active_requests=service.num_active_requests
-        )
+        text = prometheus_text(engine.metrics(), num_active_requests=service.num_active_requests)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
     return router

@@ -10,7 +10,7 @@ from .app import create_app
 from .routes import ServerLimits
 
 if TYPE_CHECKING:
-    from ..engine.mlc_engine import AsyncMLCEngine
+    from ..engine.async_mlc_engine import AsyncMLCEngine
 
 GRACE_S = 10
 """How long answers may go on after the server was told to stop."""

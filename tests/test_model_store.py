@@ -111,9 +111,7 @@ def test_every_shard_of_a_split_gguf_counts(
     assert model_store.ensure_artifact(model, build=build) != before
 
 
-def test_a_failed_build_leaves_nothing_that_counts(
-    cache: Path, gguf: Path, build: Builder
-) -> None:
+def test_a_failed_build_leaves_nothing_that_counts(cache: Path, gguf: Path, build: Builder) -> None:
     build.error = CheckpointError("NaN in blk.0")
     with pytest.raises(CheckpointError, match="NaN"):
         model_store.ensure_artifact(str(gguf), build=build)

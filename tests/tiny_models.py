@@ -67,9 +67,11 @@ def random_model(model_type: str, *, seed: int = 0, **overrides: Any) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    model_class: Any = AutoModelForCausalLM
+
     settings = {**_COMMON, **_OF_TYPE[model_type], **overrides}
     config = AutoConfig.for_model(model_type, **settings)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = model_class.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

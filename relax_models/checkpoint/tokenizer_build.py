@@ -130,22 +130,22 @@ def _merges_from_scores(
 ) -> list[tuple[str, str]]:
     """Every way to make a token out of two, best score first.
 
-    SentencePiece merges the adjacent pair whose union has the best score; ranking the pairs by
-    that score makes BPE do the same. Runs of spaces often share one score; the lower id first is
-    then the order of `transformers`, and gives SentencePiece's ids.
+    SentencePiece merges the adjacent pair whose union has the best score, the leftmost of equals;
+    ranking the pairs by that score makes BPE do the same. Equal scores are those of runs of one
+    character, such as spaces: there the blocks grow from the left, so that the pair with the
+    longest left part is the leftmost.
     """
     whole = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE)
-    ranked: list[tuple[float, int, int, int, str, str]] = []
-    for token_id, (token, score, kind) in enumerate(zip(tokens, scores, types, strict=True)):
+    ranked: list[tuple[float, int, str, str]] = []
+    for token, score, kind in zip(tokens, scores, types, strict=True):
         if kind in whole:
             continue
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
-            left_id, right_id = vocab.get(left), vocab.get(right)
-            if left_id is not None and right_id is not None:
-                ranked.append((-score, token_id, left_id, right_id, left, right))
+            if left in vocab and right in vocab:
+                ranked.append((-score, -cut, left, right))
     ranked.sort()
-    return [(left, right) for _, _, _, _, left, right in ranked]
+    return [(left, right) for _, _, left, right in ranked]
 
 
 def mark_added_tokens(
@@ -164,10 +164,11 @@ def mark_added_tokens(
 
 
 def add_bos_and_eos(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Make the tokenizer put these tokens around every text it encodes with special tokens."""
+    """Make the tokenizer put these tokens, and no others, around a text.
+
+    They appear where a text is encoded with `add_special_tokens=True`.
+    """
     names = [token for token in (bos, eos) if token is not None]
-    if not names:
-        return
     before, after = ([bos] if bos is not None else []), ([eos] if eos is not None else [])
     ids = [(t, i) for t in dict.fromkeys(names) if (i := tokenizer.token_to_id(t)) is not None]
     tokenizer.post_processor = processors.TemplateProcessing(

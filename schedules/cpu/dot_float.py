@@ -94,7 +94,7 @@ class _Tile:
         weight = self.weight
         scale = load_scale(weight, self.packed, start, half)
         minimum = load_min(weight, self.packed, start, half, scale)
-        q_start = start + half * weight.q_bytes
+        q_start = start + weight.q_offset + half * weight.q_bytes
 
         def emit(j: Any, limit: int) -> None:
             words = B.Bind(T.reinterpret("uint32x16", self.packed[ramp(q_start + j * 64, 64)]))

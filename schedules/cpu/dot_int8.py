@@ -57,13 +57,13 @@ def dot_int8(
                 _prefetch(packed, start + _PREFETCH_BYTES + line)
         for half in (0, 1):
             group = pair * 2 + half
-            words = _load_words(weight, packed, start + half * weight.q_bytes)
             scale = load_scale(weight, packed, start, half)
             minimum = load_min(weight, packed, start, half, scale)
+            words = _load_words(weight, packed, start + weight.q_offset + half * weight.q_bytes)
             for i in range(tokens):
                 at = ramp((i * chains + half % chains) * LANES)
                 xq_at = group * (weight.group // 4)
-                dot = _dot_words(words, x.xq, first + i, xq_at, split=tokens <= 4)
+                dot = _dot_words(words, x.xq, first + i, xq_at, 2 if tokens <= 4 else 1)
                 x_scale, x_sum = _scale_and_sum(weight, x, first + i, group)
                 partial = acc[at] + minimum * splat(x_sum)
                 dot = T.Cast("float32x16", dot)
@@ -76,31 +76,34 @@ def _sum_chains(acc: Any, token: int, chains: int) -> Any:
     return vectors[0] + vectors[1] if chains == 2 else vectors[0]
 
 
-def _load_words(weight: PackedWeight, packed: Any, start: Any) -> list[Any]:
-    """q of one group of 16 rows, in order of k: vectors of 4 consecutive k a row, a byte each."""
+def _load_words(weight: PackedWeight, packed: Any, start: Any) -> list[tuple[int, Any]]:
+    """q of one group of 16 rows: (first k / 4, vector of 4 consecutive k a row, a byte each).
+
+    In the order of their addresses.
+    """
     vectors = [B.Bind(packed[ramp(start + 64 * j, 64)]) for j in range(weight.words)]
     if not weight.is_nibbles:
-        return vectors
+        return list(enumerate(vectors))
     mask = splat(T.uint8(15), 64)
-    low = [B.Bind(T.bitwise_and(v, mask)) for v in vectors]
-    # There is no shift of bytes: shift words, mask away what came from the neighbour.
-    shifted = [T.shift_right(T.reinterpret("uint32x16", v), splat(T.uint32(4))) for v in vectors]
-    high = [B.Bind(T.bitwise_and(T.reinterpret("uint8x64", s), mask)) for s in shifted]
-    return low + high
+    words = []
+    for j, v in enumerate(vectors):
+        words.append((j, B.Bind(T.bitwise_and(v, mask))))
+        # There is no shift of bytes: shift words, mask away what came from the neighbour.
+        shifted = T.shift_right(T.reinterpret("uint32x16", v), splat(T.uint32(4)))
+        high = B.Bind(T.bitwise_and(T.reinterpret("uint8x64", shifted), mask))
+        words.append((j + weight.words, high))
+    return words
 
 
-def _dot_words(words: list[Any], xq: Any, token: Any, start: Any, *, split: bool) -> Any:
+def _dot_words(
+    words: list[tuple[int, Any]], xq: Any, token: Any, start: Any, num_chains: int
+) -> Any:
     """Σ q·xq of a group; in two chains if few tokens are there to hide the latency of one."""
-    chains = [words[: len(words) // 2], words[len(words) // 2 :]] if split else [words]
-    total: Any = None
-    done = 0
-    for chain in chains:
-        acc: Any = splat(T.int32(0))
-        for word in chain:
-            acc = _vpdpbusd(acc, word, xq[token, start + done])
-            done += 1
-        total = acc if total is None else total + acc
-    return total
+    chains: list[Any] = [splat(T.int32(0))] * num_chains
+    for i, (offset, word) in enumerate(words):
+        chain = i % num_chains
+        chains[chain] = _vpdpbusd(chains[chain], word, xq[token, start + offset])
+    return chains[0] if num_chains == 1 else chains[0] + chains[1]
 
 
 def _vpdpbusd(acc: Any, q: Any, x: Any) -> Any:

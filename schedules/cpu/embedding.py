@@ -52,7 +52,7 @@ def _emit_groups(
     def emit(index: Any, count: int) -> None:
         half = index % 2
         start = B.Bind(block + index // 2 * table.pair_bytes)
-        vectors = B.Bind(start + 2 * table.q_bytes + half * table.vector_bytes + lane_at)
+        vectors = B.Bind(start + half * table.vector_bytes + lane_at)
         s = B.Bind(load_float(packed, vectors, dtype, 1) * T.float32(scale))
         if table.format.zero_point is None:
             low = load_float(packed, vectors + 2 * table.vector_bytes, dtype, 1)
@@ -72,7 +72,7 @@ def _emit_groups(
                     B.buffer_store(y, scratch[i], [token, index * group + k + i])
 
         for j in range(table.words):
-            at = start + half * table.q_bytes + (j * LANES + lane) * 4
+            at = start + table.q_offset + half * table.q_bytes + (j * LANES + lane) * 4
             word = B.Bind(packed[ramp(at, 4)])
             if table.is_nibbles:
                 store(4 * j, T.bitwise_and(word, splat(T.uint8(15), 4)))

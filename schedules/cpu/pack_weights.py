@@ -57,8 +57,8 @@ def _pack_groups(weight: PackedWeight, parts: dict[str, Any], packed: Any, block
     ):
         row, group = B.Bind(block * LANES + lane), B.Bind(pair * 2 + half)
         start = B.Bind(block * weight.block_bytes + pair * weight.pair_bytes)
-        q_at = B.Bind(start + half * weight.q_bytes + lane * 4)
-        vector_at = B.Bind(start + 2 * weight.q_bytes + half * weight.vector_bytes + lane * size)
+        q_at = B.Bind(start + weight.q_offset + half * weight.q_bytes + lane * 4)
+        vector_at = B.Bind(start + half * weight.vector_bytes + lane * size)
 
         def store(values: Sequence[Any], scales: Sequence[Any]) -> None:
             for j, word in enumerate(values):

@@ -25,13 +25,13 @@ def load_float(packed: Any, at: Any, dtype: str, width: int = LANES) -> Any:
 
 def load_scale(weight: PackedWeight, packed: Any, start: Any, half: int) -> Any:
     """The bound scales of group `half` of the pair at byte `start`."""
-    at = start + weight.scale_offset(half)
+    at = start + half * weight.vector_bytes
     return B.Bind(load_float(packed, at, weight.format.dtype))
 
 
 def load_min(weight: PackedWeight, packed: Any, start: Any, half: int, scale: Any) -> Any:
     """The bound minimums (what q = 0 stands for) of a group, given its scales."""
     if weight.format.zero_point is None:
-        at = start + weight.min_offset(half)
+        at = start + (2 + half) * weight.vector_bytes
         return B.Bind(load_float(packed, at, weight.format.dtype))
     return B.Bind(scale * splat(T.float32(-weight.format.zero_point)))

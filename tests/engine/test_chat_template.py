@@ -147,10 +147,10 @@ def test_equals_transformers(
 
     ours = ChatTemplate({"default": source}, SPECIAL).render(messages, **kwargs)
     options = {"add_generation_prompt": True, **SPECIAL, **kwargs}
-    rendered, _ = render_jinja_template(
+    rendered = render_jinja_template(
         [_normalize_chat_messages(messages)], chat_template=source, **options
     )
-    assert ours == rendered[0]
+    assert ours == rendered[0][0]
     assert ours
 
 

@@ -3,7 +3,6 @@
 import logging
 
 import pytest
-
 from everycast.artifact.errors import CapacityError, RequestError
 from everycast.engine.engine_config import EngineConfig
 from everycast.engine.model_runner import ModelInfo

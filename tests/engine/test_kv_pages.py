@@ -1,10 +1,9 @@
 """The page pool: states, order of eviction, and that its own check can fail."""
 
 import pytest
+from everycast.engine.kv_pages import PagePool
 from hypothesis import given
 from hypothesis import strategies as st
-
-from everycast.engine.kv_pages import PagePool
 
 
 def test_pages_are_owned_once_and_come_back() -> None:

@@ -7,12 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from everycast.artifact.errors import EverycastError, RequestError
 from everycast.engine.engine_config import ScheduleLimits
-from everycast.engine.loop import EngineLoop, RequestOutput
+from everycast.engine.loop import EngineLoop
 from everycast.engine.model_runner import StepInput
 from everycast.engine.sampling_params import SamplingParams
 from everycast.engine.scripted_model import (
@@ -22,6 +19,9 @@ from everycast.engine.scripted_model import (
     script_after,
 )
 from everycast.engine.sequence import Request
+from everycast.engine.token_sink import RequestOutput
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 VOCAB = 50
 EOS = 0
@@ -196,6 +196,16 @@ def test_chunked_and_batched_texts_are_those_of_the_script() -> None:
     for prompt, sink in zip(prompts, sinks, strict=True):
         assert sink.token_ids[0] == text_of(prompt, 12)
     assert_all_pages_return(loop)
+
+
+def test_a_page_that_is_copied_from_and_then_to_is_copied_in_two_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = make_loop()
+    calls: list[tuple[list[int], list[int]]] = []
+    monkeypatch.setattr(loop._runner, "copy_pages", lambda *pages: calls.append(pages))
+    loop._copy_pages([(0, 1), (2, 3), (4, 0), (5, 6)])
+    assert calls == [([0, 2], [1, 3]), ([4, 5], [0, 6])]
 
 
 def test_a_second_request_reuses_the_prefix_and_says_so() -> None:
@@ -502,7 +512,7 @@ def requests(draw: st.DrawFn, context: int) -> Request:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_random_traffic_gives_the_texts_of_running_alone(data: st.DataObject) -> None:
     page_size = data.draw(st.integers(1, 5), label="page_size")

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import pytest
-
 from everycast.artifact.errors import EverycastError
 from everycast.engine.engine_config import ScheduleLimits
 from everycast.engine.loop import EngineLoop

@@ -77,9 +77,6 @@ class Parts:
     def saying(self, output: str | Sequence[int], **options: Any) -> MLCEngine:
         return self._end(MLCEngine.from_parts(*self.parts(output, **options)))
 
-    def async_saying(self, output: str | Sequence[int], **options: Any) -> AsyncMLCEngine:
-        return self._end(AsyncMLCEngine.from_parts(*self.parts(output, **options)))
-
     def rambling(self, **options: Any) -> MLCEngine:
         """An engine whose text has no end and no pattern."""
         loop = make_loop(self.tokenizer, hash_script(self.tokenizer.size), **options)
@@ -93,7 +90,7 @@ class Parts:
         loop = make_loop(self.tokenizer, script, **options)
         return loop, self.tokenizer, ModelDescription("scripted", SamplingParams(temperature=0))
 
-    def _end(self, engine: Any) -> Any:
+    def _end(self, engine: MLCEngine) -> MLCEngine:
         self.endings.append(engine.terminate)
         return engine
 
@@ -164,7 +161,7 @@ def test_real_replacement_characters_come_once(parts: Parts) -> None:
 def test_stop_text_over_tokens_ends_without_another_token(parts: Parts) -> None:
     ids = [i for piece in ("D", "EF", "G", "HI", "J", "K") for i in parts.tokenizer.encode(piece)]
     engine = parts.saying(ids)
-    options = {"messages": MESSAGES, "stop": "DEFGHIJ", "return_token_ids": True}
+    options: dict[str, Any] = {"messages": MESSAGES, "stop": "DEFGHIJ", "return_token_ids": True}
     answer = engine.chat.completions.create(**options)
     (choice,) = answer.choices
     assert (choice.message.content, choice.finish_reason) == ("", "stop")
@@ -232,7 +229,13 @@ def test_special_tokens_on_request(parts: Parts) -> None:
 
 def test_choices_of_one_seed(parts: Parts) -> None:
     engine = parts.rambling(noise=8.0)
-    options = {"messages": MESSAGES, "n": 4, "seed": 5, "temperature": 4.0, "max_tokens": 12}
+    options: dict[str, Any] = {
+        "messages": MESSAGES,
+        "n": 4,
+        "seed": 5,
+        "temperature": 4.0,
+        "max_tokens": 12,
+    }
     texts = [
         [choice.message.content for choice in engine.chat.completions.create(**options).choices]
         for _ in range(2)
@@ -326,7 +329,7 @@ def test_prompt_logprobs_by_token_id(parts: Parts) -> None:
 @pytest.mark.parametrize("bias", [{}, {7: 100.0}])
 def test_chat_logprobs(parts: Parts, bias: dict[int, float]) -> None:
     engine = parts.saying("é")
-    options = {
+    options: dict[str, Any] = {
         "messages": MESSAGES,
         "logprobs": True,
         "top_logprobs": 5,
@@ -362,7 +365,7 @@ def test_begin_token_comes_once(sentencepiece: Tokenizer) -> None:
     tokenizer = Tokenizer(sentencepiece._json, config)
     loop = make_loop(tokenizer, hash_script(tokenizer.size, eos_token_id=2, eos_every=3))
     with MLCEngine.from_parts(loop, tokenizer, ModelDescription("m")) as engine:
-        answers = [
+        answers: list[Any] = [
             engine.chat.completions.create(messages=MESSAGES, return_token_ids=True),
             engine.completions.create(prompt="hi", return_token_ids=True),
             engine.completions.create(prompt="<s>hi", return_token_ids=True),
@@ -601,10 +604,15 @@ def test_abort_storm(parts: Parts) -> None:
 
 def test_responses_are_openais(parts: Parts) -> None:
     engine = parts.saying(TEXT)
-    chat = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+    chat: dict[str, Any] = {
+        "messages": MESSAGES,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "return_token_ids": True,
+    }
     # Without echo: OpenAI's server gives null for a prompt's first token, its type forbids that.
-    text = {"prompt": "a\n", "logprobs": 2, "prompt_logprobs": 0}
-    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    text: dict[str, Any] = {"prompt": "a\n", "logprobs": 2, "prompt_logprobs": 0}
+    usage: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     pairs: list[tuple[Any, Any]] = [
         (openai.types.chat.ChatCompletion, engine.chat.completions.create(**chat)),
         (openai.types.Completion, engine.completions.create(**text)),

@@ -1,7 +1,6 @@
 """The tree of cached prefixes: exact matches only, and eviction from the leaves."""
 
 import pytest
-
 from everycast.engine.kv_pages import PagePool
 from everycast.engine.prefix_cache import PrefixCache, PrefixNode
 

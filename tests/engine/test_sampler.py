@@ -4,8 +4,9 @@ import math
 import numpy as np
 import pytest
 from everycast.artifact.errors import EverycastError, RequestError
-from everycast.engine.sampler import SequenceSampler, greedy, sample_rows, token_logprobs
+from everycast.engine.sampler import SequenceSampler, token_logprobs
 from everycast.engine.sampling_params import SamplingParams
+from everycast.engine.token_filter import draw as draw_place
 from everycast.engine.token_filter import keep_min_p, keep_top_k, keep_top_p
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +45,7 @@ def draw(params: SamplingParams, logits: np.ndarray, count: int, *, choice: int 
 def reference_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     """The distribution by sorting, as vLLM defines it: temperature, min_p, top_k, top_p."""
     scaled = logits[:NUM_IDS].astype(np.float64) / params.temperature
-    probabilities = np.exp(scaled - scaled.max())
+    probabilities: np.ndarray = np.exp(scaled - scaled.max())
     probabilities /= probabilities.sum()
     probabilities[probabilities < params.min_p * probabilities.max()] = 0
     order = np.argsort(-probabilities, kind="stable")
@@ -54,7 +55,8 @@ def reference_probabilities(logits: np.ndarray, params: SamplingParams) -> np.nd
     if params.top_p < 1:
         before = np.cumsum(probabilities[order]) - probabilities[order]
         probabilities[order[before >= params.top_p]] = 0
-    return probabilities / probabilities.sum()
+    probabilities /= probabilities.sum()
+    return probabilities
 
 
 @pytest.mark.parametrize(
@@ -85,27 +87,56 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     assert z < 4
 
 
-@given(
-    weights=st.lists(st.integers(0, 50), min_size=1, max_size=300).filter(any),
-    top_p=st.floats(0, 1),
-)
-def test_top_p_is_the_smallest_set(weights: list[int], top_p: float) -> None:
-    values = np.array(weights, dtype=np.float32)
-    kept = keep_top_p(values, top_p)
-    missing = top_p * sum(weights)
-    assert len(set(kept.tolist())) == len(kept) and np.all(np.diff(kept) > 0)
-    assert values[kept].sum() >= missing - 1e-6
-    assert values[kept].sum() - values[kept].min() < missing or len(kept) == 1
+SIZES = st.integers(1, 3000)
+SPREADS = st.sampled_from([0.0, 0.01, 1.0, 5.0, 30.0])
+
+
+def make_weights(seed: int, size: int, spread: float) -> np.ndarray:
+    """Weights over many orders of magnitude, with many equal ones for a small `spread`."""
+    exponents = np.random.default_rng(seed).standard_normal(size).round(2) * spread
+    weights: np.ndarray = np.exp(exponents - exponents.max()).astype(np.float32)
+    return weights
+
+
+@given(seed=st.integers(0, 99), size=SIZES, spread=SPREADS, top_p=st.floats(0, 1))
+def test_top_p_is_the_smallest_set(seed: int, size: int, spread: float, top_p: float) -> None:
+    values = make_weights(seed, size, spread).astype(np.float64)
+    kept = keep_top_p(values.astype(np.float32), top_p)
+    missing, slack = top_p * values.sum(), 1e-9 * values.sum()
+    assert np.all(np.diff(kept) > 0)
+    assert values[kept].sum() >= missing - slack
+    assert len(kept) == 1 or values[kept].sum() - values[kept].min() < missing + slack
     dropped = np.delete(values, kept)
     assert dropped.size == 0 or dropped.max() <= values[kept].min()
 
 
-@given(weights=st.lists(st.integers(1, 50), min_size=1, max_size=300), k=st.integers(1, 320))
-def test_top_k_keeps_the_largest(weights: list[int], k: int) -> None:
-    values = np.array(weights, dtype=np.float32)
+@given(seed=st.integers(0, 99), size=SIZES, spread=SPREADS, k=st.integers(1, 300))
+def test_top_k_keeps_the_largest(seed: int, size: int, spread: float, k: int) -> None:
+    values = make_weights(seed, size, spread)
     kept = keep_top_k(values, k)
-    assert len(kept) == min(k, len(weights)) and np.all(np.diff(kept) > 0)
-    assert sorted(values[kept])[::-1] == sorted(weights, reverse=True)[:k]
+    assert len(kept) == min(k, size) and np.all(np.diff(kept) > 0)
+    assert np.array_equal(np.sort(values[kept]), np.sort(values)[-k:])
+
+
+@given(
+    seed=st.integers(0, 99),
+    size=SIZES,
+    spread=SPREADS,
+    uniform=st.floats(0, 1, exclude_max=True) | st.just(np.nextafter(1, 0)),
+)
+def test_draw_inverts_the_cumulative_sum(
+    seed: int, size: int, spread: float, uniform: float
+) -> None:
+    weights = make_weights(seed, size, spread)
+    weights[np.random.default_rng(seed).random(size) < 0.3] = 0
+    if not weights.any():
+        weights[0] = 1
+    place = draw_place(weights, uniform)
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    slack = 1e-9 * cumulative[-1]
+    assert weights[place] > 0
+    target = uniform * cumulative[-1]
+    assert cumulative[place] - weights[place] - slack <= target <= cumulative[place] + slack
 
 
 def test_filters_work_on_what_others_left() -> None:
@@ -121,14 +152,9 @@ def test_filters_work_on_what_others_left() -> None:
 def test_greedy_is_the_arg_max_and_the_lowest_of_equals() -> None:
     logits = make_logits(rows=4)
     logits[1, [7, 9]] = 50
-    logits[2, 310] = 50
-    ids = greedy(logits, NUM_IDS)
-    assert ids.tolist() == logits[:, :NUM_IDS].argmax(axis=1).tolist()
+    ids = [draw(SamplingParams(temperature=0), row, 1)[0] for row in logits]
+    assert ids == logits[:, :NUM_IDS].argmax(axis=1).tolist()
     assert ids[1] == 7
-    params = SamplingParams(temperature=0)
-    tokens = sample_rows(logits, [make_sampler(params) for _ in range(4)])
-    assert [token.token_id for token in tokens] == ids.tolist()
-    assert greedy(logits)[2] == 310
 
 
 def test_padded_ids_are_never_sampled() -> None:
@@ -146,7 +172,10 @@ def test_seed_alone_decides() -> None:
     samplers = [
         make_sampler(params if i == 3 else SamplingParams(seed=i, top_p=0.5)) for i in range(8)
     ]
-    in_batch = [sample_rows(logits, samplers)[3].token_id for _ in range(20)]
+    in_batch = [
+        [sampler.sample(row).token_id for sampler, row in zip(samplers, logits, strict=True)][3]
+        for _ in range(20)
+    ]
     assert in_batch == alone
     choices = [draw(params, logits[3], 20, choice=i) for i in range(4)]
     assert choices[0] == alone
@@ -231,11 +260,11 @@ def test_logprobs_are_always_json_numbers() -> None:
 
 
 def test_logits_that_are_no_numbers_are_an_error() -> None:
-    logits = make_logits()
-    logits[0, 3] = np.nan
+    logits = make_logits()[0]
+    logits[3] = np.nan
     for temperature in (0.0, 1.0):
         with pytest.raises(EverycastError, match="not numbers"):
-            sample_rows(logits, [make_sampler(SamplingParams(temperature=temperature))])
+            make_sampler(SamplingParams(temperature=temperature)).sample(logits)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The scheduler's rules, one by one, without a model."""
 
 import pytest
-
 from everycast.artifact.errors import RequestError
 from everycast.engine.engine_config import ScheduleLimits
 from everycast.engine.sampling_params import SamplingParams

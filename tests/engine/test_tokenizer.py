@@ -35,7 +35,7 @@ def test_special_text_is_a_token_only_when_asked(byte_level: Tokenizer) -> None:
 
 def test_one_begin_token(sentencepiece: Tokenizer, sentencepiece_hf: HFTokenizer) -> None:
     bos = sentencepiece.bos_token_id
-    assert sentencepiece.adds_bos
+    assert bos is not None and sentencepiece.adds_bos
     assert sentencepiece.encode("hello") == sentencepiece_hf.encode("hello").ids
     assert sentencepiece.encode("<s>hello").count(bos) == 1
     assert sentencepiece.encode("<s>hello", add_bos=False).count(bos) == 1

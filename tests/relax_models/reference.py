@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import numpy as np
-
 from everycast.relax_models.checkpoint.source import FLOAT_DTYPES, Checkpoint
 from everycast.relax_models.config import DecoderConfig
 from everycast.relax_models.rope import RopeConfig, inverse_frequencies
@@ -34,7 +33,8 @@ def reference_logits(
             x = x + _mlp(config, w, norm(x, "post_attention_layernorm"))
     x = rms_norm(x, weights["model.norm.weight"], config.rms_norm_eps)
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-    return x @ weights[head].T
+    logits: np.ndarray = x @ weights[head].T
+    return logits
 
 
 def _attention(
@@ -80,12 +80,16 @@ def _mlp(config: DecoderConfig, w: Mapping[str, np.ndarray], x: np.ndarray) -> n
 
 
 def _linear(w: Mapping[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
-    y = x @ w[f"{name}.weight"].T
-    return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
+    y: np.ndarray = x @ w[f"{name}.weight"].T
+    if f"{name}.bias" in w:
+        y += w[f"{name}.bias"]
+    return y
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + np.float32(eps)) * weight
+    normed: np.ndarray = x / np.sqrt(np.mean(x * x, -1, keepdims=True) + np.float32(eps))
+    normed *= weight
+    return normed
 
 
 def rotate(x: np.ndarray, positions: np.ndarray, rope: RopeConfig) -> np.ndarray:

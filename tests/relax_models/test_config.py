@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from everycast.artifact.errors import CheckpointError
 from everycast.relax_models import gemma3, llama, mistral, qwen2, qwen3
 from everycast.relax_models.rope import RopeConfig
@@ -92,6 +91,8 @@ def test_gemma3_of_transformers_4_and_5_say_the_same() -> None:
     assert gemma3.from_hf(old).ropes[1].kind == "default"
     with pytest.raises(CheckpointError, match="must have the keys full_attention"):
         gemma3.from_hf({**SIZES, "rope_parameters": {"rope_type": "default"}})
+    with pytest.raises(CheckpointError, match="full_attention must be an object"):
+        gemma3.from_hf({**SIZES, "rope_parameters": {"full_attention": "default"}})
 
 
 def test_gemma3_multimodal_config() -> None:
@@ -130,7 +131,7 @@ def test_settings_that_cannot_be_honoured(settings: dict[str, Any], named: str) 
 
 
 def test_harmless_values_of_refused_settings_pass() -> None:
-    neutral = {
+    neutral: dict[str, Any] = {
         "attn_logit_softcapping": None,
         "mlp_only_layers": [],
         "residual_multiplier": 1.0,

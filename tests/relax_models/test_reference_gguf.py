@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from everycast.relax_models import registry
 from everycast.relax_models.checkpoint.gguf import GGUFCheckpoint
 from everycast.relax_models.checkpoint.huggingface import HuggingFaceCheckpoint
@@ -138,10 +137,11 @@ def logits_of(reference: ModuleType, checkpoint: Any, ids: np.ndarray) -> np.nda
 
 
 TEXT = (
-    "The harbour was quiet that morning. Two fishermen sat on the wall and mended their nets, and "
-    "neither of them spoke. When the bell of the church rang nine, the younger one stood up, looked "
-    "at the sky in the west, and said that there would be rain before the evening. The other only "
-    "nodded, because he had known it since he woke: his left knee was never wrong about the weather."
+    "The harbour was quiet that morning. Two fishermen sat on the wall and mended their nets, "
+    "and neither of them spoke. When the bell of the church rang nine, the younger one stood up, "
+    "looked at the sky in the west, and said that there would be rain before the evening. The "
+    "other only nodded, because he had known it since he woke: his left knee was never wrong "
+    "about the weather."
 )
 
 

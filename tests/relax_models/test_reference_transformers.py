@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from everycast.relax_models import registry
 from everycast.relax_models.checkpoint.huggingface import HuggingFaceCheckpoint
 

@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from everycast.artifact.errors import CheckpointError
 from everycast.relax_models.config_fields import Fields
 from everycast.relax_models.rope import (
@@ -18,6 +15,8 @@ from everycast.relax_models.rope import (
     hf_rope_settings,
     inverse_frequencies,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 LLAMA3 = {
     "rope_type": "llama3",

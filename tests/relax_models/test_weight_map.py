@@ -1,19 +1,19 @@
 """Which tensors a model takes from a checkpoint, and what is said when they do not fit."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from everycast.artifact.errors import CheckpointError
 from everycast.relax_models import name_map, registry
 from everycast.relax_models.checkpoint.source import TensorInfo
 from everycast.relax_models.config import DecoderConfig
 from everycast.relax_models.weights import WeightSource
+from hypothesis import given
+from hypothesis import strategies as st
 
 HF_CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -40,13 +40,17 @@ GGUF_CONFIG: dict[str, Any] = {
 @dataclass
 class FakeCheckpoint:
     kind: Literal["huggingface", "gguf"]
-    config: dict[str, Any]
-    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
     path: Path = Path("model")
     values: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, name: str, shape: tuple[int, ...], dtype: str = "F32") -> None:
-        self.tensors[name] = TensorInfo(name, shape, dtype, 4 * int(np.prod(shape)))
+        info = TensorInfo(name, shape, dtype, 4 * int(np.prod(shape)))
+        self.tensors = {**self.tensors, name: info}
+
+    def remove(self, name: str) -> None:
+        self.tensors = {k: v for k, v in self.tensors.items() if k != name}
 
     def read(self, name: str) -> np.ndarray:
         return self.values[name]
@@ -108,7 +112,7 @@ def test_tied_head_works_with_and_without_a_copy_in_the_file() -> None:
 def test_untied_head_must_be_there() -> None:
     checkpoint = hf_checkpoint(tie_word_embeddings=False)
     assert load(checkpoint)[1]["lm_head.weight"] == WeightSource("lm_head.weight")
-    del checkpoint.tensors["lm_head.weight"]
+    checkpoint.remove("lm_head.weight")
     assert "missing lm_head.weight; the config does not tie the head" in error_of(checkpoint)
 
 
@@ -116,10 +120,10 @@ def test_fused_projections_are_cut_into_rows() -> None:
     checkpoint = hf_checkpoint(attention_bias=True)
     for i in range(2):
         for name in ("q_proj", "k_proj", "v_proj"):
-            del checkpoint.tensors[f"model.layers.{i}.self_attn.{name}.weight"]
-            del checkpoint.tensors[f"model.layers.{i}.self_attn.{name}.bias"]
+            checkpoint.remove(f"model.layers.{i}.self_attn.{name}.weight")
+            checkpoint.remove(f"model.layers.{i}.self_attn.{name}.bias")
         for name in ("gate_proj", "up_proj"):
-            del checkpoint.tensors[f"model.layers.{i}.mlp.{name}.weight"]
+            checkpoint.remove(f"model.layers.{i}.mlp.{name}.weight")
         checkpoint.add(f"model.layers.{i}.self_attn.qkv_proj.weight", (32, 16))
         checkpoint.add(f"model.layers.{i}.self_attn.qkv_proj.bias", (32,))
         checkpoint.add(f"model.layers.{i}.mlp.gate_up_proj.weight", (48, 16))
@@ -137,8 +141,8 @@ def test_fused_projections_are_cut_into_rows() -> None:
 
 def test_everything_that_does_not_fit_is_listed_in_one_line() -> None:
     checkpoint = hf_checkpoint()
-    del checkpoint.tensors["model.norm.weight"]
-    del checkpoint.tensors["model.layers.1.mlp.up_proj.weight"]
+    checkpoint.remove("model.norm.weight")
+    checkpoint.remove("model.layers.1.mlp.up_proj.weight")
     checkpoint.add("model.layers.0.self_attn.q_proj.bias", (16,))
     checkpoint.add("model.embed_tokens.weight", (33, 16))
     message = error_of(checkpoint)
@@ -199,6 +203,11 @@ def test_gguf_llama_turns_q_and_k_back_and_nothing_else() -> None:
     }
 
 
+def test_gguf_llama_window_is_for_all_layers() -> None:
+    config, _ = load(gguf_checkpoint(**{"llama.attention.sliding_window": 7}))
+    assert config.layer_windows == (7, 7)
+
+
 @given(num_heads=st.integers(1, 6), half=st.integers(1, 16))
 def test_halves_from_pairs_undoes_the_converter(num_heads: int, half: int) -> None:
     rows = np.arange(num_heads * half * 2)
@@ -214,9 +223,7 @@ def test_gguf_rope_factors_are_used() -> None:
     checkpoint.values["rope_freqs.weight"] = np.array([1.0, 8.0], np.float32)
     config, _ = load(checkpoint)
     assert config.ropes[0].divisors == (1.0, 8.0)
-    checkpoint.tensors["rope_freqs.weight"] = replace(
-        checkpoint.tensors["rope_freqs.weight"], dtype="Q8_0"
-    )
+    checkpoint.add("rope_freqs.weight", (2,), "Q8_0")
     assert "rope_freqs.weight is Q8_0" in error_of(checkpoint)
 
 
@@ -237,5 +244,5 @@ def test_gguf_settings_that_cannot_be_honoured(metadata: dict[str, Any], named: 
 
 def test_gguf_without_an_embedding() -> None:
     checkpoint = gguf_checkpoint()
-    del checkpoint.tensors["token_embd.weight"]
+    checkpoint.remove("token_embd.weight")
     assert "token_embd.weight is missing" in error_of(checkpoint)

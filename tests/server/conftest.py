@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+import httpx
 import openai
 import pytest
 from tokenizers import Tokenizer as HFTokenizer
@@ -14,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from everycast.engine.engine_config import ScheduleLimits
 from everycast.engine.loop import EngineLoop
-from everycast.engine.mlc_engine import AsyncMLCEngine
+from everycast.engine.async_mlc_engine import AsyncMLCEngine
 from everycast.engine.model_description import ModelDescription
 from everycast.engine.scripted_model import Script, ScriptedModel
 from everycast.engine.tokenizer import Tokenizer, TokenizerConfig
@@ -39,6 +40,7 @@ class Running:
     engine: AsyncMLCEngine
     model: ScriptedModel
     client: openai.OpenAI
+    http: httpx.Client
     is_stopped: threading.Event
     stop: Callable[[], None]
 
@@ -140,13 +142,15 @@ def _running(
     client = openai.OpenAI(
         base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
     )
-    running = Running(address, port, engine, model, client, is_stopped, stop)
+    http = httpx.Client(base_url=address, timeout=TIMEOUT_S, verify=False)  # it is not TLS
+    running = Running(address, port, engine, model, client, http, is_stopped, stop)
     thread.start()
     try:
         running.wait_until(lambda: server.started)
         yield running
     finally:
         client.close()
+        http.close()
         stop()
         thread.join(TIMEOUT_S)
         bound.close()

@@ -1,0 +1,88 @@
+"""From what the user typed to a built model or a loaded engine, with progress on stderr."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import console
+from .build_view import BuildView
+
+if TYPE_CHECKING:
+    from .engine.engine_config import Mode
+    from .engine.loader import EngineParts
+    from .engine.mlc_engine import MLCEngine
+
+
+def build_and_report(
+    model: str,
+    target: str | None,
+    quantization: str | None,
+    output: Path,
+    *,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Build into `output`; print the path (or a record as JSON), and what to do next.
+
+    target None: no library. options: further ones of `build_process.build`.
+    """
+    from .artifact.manifest import read_manifest
+    from .build_process import build
+    from .model_store import folder_bytes
+
+    with BuildView(quiet=quiet) as view:
+        path = build(model, target, quantization, output, progress=view.progress, **options)
+    weights = read_manifest(path).weights
+    num_bytes = folder_bytes(path)
+    if as_json:
+        console.print_json(
+            {
+                "path": str(path),
+                "quantization": weights.quantization,
+                "bits_per_weight": weights.bits_per_weight,
+                "num_bytes": num_bytes,
+            }
+        )
+        return
+    print(path)
+    if quiet:
+        return
+    console.note(
+        f"{weights.quantization}, {weights.bits_per_weight:.2f} bits per weight, "
+        f"{console.human_bytes(num_bytes)}"
+    )
+    follow = ["chat", str(path)] if target else ["compile", model, "-q", weights.quantization]
+    console.note(f"next: {shlex.join(['everycast', *follow])}")
+
+
+def load_parts(
+    model: str,
+    target: str,
+    quantization: str | None,
+    mode: "Mode",
+    config: dict[str, Any],
+    *,
+    quiet: bool,
+) -> "EngineParts":
+    """Build what is missing, print the memory plan, load. config: engine_config, None is unset."""
+    from .engine.loader import open_artifact
+    from .model_store import ensure_artifact
+
+    with BuildView(quiet=quiet) as view:
+        folder = ensure_artifact(model, target, quantization, progress=view.progress)
+    artifact = open_artifact(folder, target, mode=mode, engine_config=config)
+    if not quiet:
+        console.note(artifact.plan.summary())
+    with BuildView(quiet=quiet) as view:
+        return artifact.load(view.bytes_of("pack weights"))
+
+
+def open_engine(
+    model: str, target: str, quantization: str | None, config: dict[str, Any], *, quiet: bool
+) -> "MLCEngine":
+    """As `load_parts`, for one request at a time."""
+    parts = load_parts(model, target, quantization, "interactive", config, quiet=quiet)
+    from .engine.mlc_engine import MLCEngine
+
+    return MLCEngine.from_parts(*parts)
