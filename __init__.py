@@ -3,14 +3,16 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .build_process import build as compile
     from .engine.async_mlc_engine import AsyncMLCEngine
     from .engine.mlc_engine import MLCEngine
 
 __version__ = "0.1.0"
-__all__ = ["AsyncMLCEngine", "MLCEngine", "__version__"]
+__all__ = ["AsyncMLCEngine", "MLCEngine", "__version__", "compile"]
 
 _EXPORTS = {
     "MLCEngine": ("everycast.engine.mlc_engine", "MLCEngine"),
+    "compile": ("everycast.build_process", "build"),
     "AsyncMLCEngine": ("everycast.engine.async_mlc_engine", "AsyncMLCEngine"),
 }
 """Public name → module and name; imported when first asked for, so that `import everycast` is

@@ -12,7 +12,7 @@ from tvm.tirx.script import builder as B
 from .control import clear
 from .packing import PackedWeight
 from .vectors import LANES, ramp, splat
-from .weight_vectors import load_float, load_min, load_scale
+from .weight_vectors import load_float, load_min, load_scale, prefetch
 
 
 def dot_float(
@@ -69,6 +69,9 @@ class _Tile:
             self._multiply_add(load_float(self.packed, at, weight.format.dtype), k, chain)
 
         with B.serial(T.int64(weight.k // step)) as i:
+            if self.tokens > 1:
+                at = base + i * (step * weight.vector_bytes)
+                prefetch(self.packed, at, step * weight.vector_bytes)
             for j in range(step):
                 emit(i * step + j, j)
         for j in range(weight.k % step):
@@ -80,6 +83,8 @@ class _Tile:
         whole_pairs, rest = divmod(weight.k, 2 * weight.group)
         with B.serial(T.int64(whole_pairs)) as pair:
             start = B.Bind(base + pair * weight.pair_bytes)
+            if self.tokens > 1:
+                prefetch(self.packed, start, weight.pair_bytes)
             for half in (0, 1):
                 self._emit_group(start, half, (pair * 2 + half) * weight.group, weight.group)
         start = base + whole_pairs * weight.pair_bytes

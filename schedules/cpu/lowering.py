@@ -98,7 +98,7 @@ class _CpuLowering:
         biases: Sequence[bool],
         args: Sequence[relax.Expr],
     ) -> tuple[list[PackedWeight], list[relax.Expr], Sequence[relax.Expr]]:
-        """Packed weights, the kernel's operands for them (with biases), and what is left of args."""
+        """Packed weights, the kernel's operands for them (with biases), and the rest of args."""
         weights, operands = [], []
         for description, bias in zip(descriptions, biases, strict=True):
             count = len(_format(description).parts(1, 1))
@@ -136,7 +136,9 @@ class _CpuLowering:
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
     ) -> relax.Expr:
         func = norm.rms_norm(op["size"], op["epsilon"], op["residual"])
-        return lowering.call(func, args, [(tuple(_shape(args[0])), "float32")])
+        # Rows of heads are a multiple of the tokens: then the number of tokens comes as well.
+        tensors = args[: 3 if op["residual"] else 2]
+        return lowering.call(func, tensors, [(tuple(_shape(args[0])), "float32")])
 
     def take_rows(
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]

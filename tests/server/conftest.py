@@ -13,9 +13,9 @@ import pytest
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from everycast.engine.async_mlc_engine import AsyncMLCEngine
 from everycast.engine.engine_config import ScheduleLimits
 from everycast.engine.loop import EngineLoop
-from everycast.engine.async_mlc_engine import AsyncMLCEngine
 from everycast.engine.model_description import ModelDescription
 from everycast.engine.scripted_model import Script, ScriptedModel
 from everycast.engine.tokenizer import Tokenizer, TokenizerConfig

@@ -7,14 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from everycast.artifact.errors import CheckpointError
+from everycast.relax_models.checkpoint.sentencepiece_model import read_sentencepiece
+from everycast.relax_models.checkpoint.tokenizer import TokenizerInfo, write_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.pre_tokenizers import ByteLevel
-
-from everycast.artifact.errors import CheckpointError
-from everycast.relax_models.checkpoint.sentencepiece_model import read_sentencepiece
-from everycast.relax_models.checkpoint.tokenizer import TokenizerInfo, write_tokenizer
 
 VOCAB = {token: i for i, token in enumerate([*sorted(ByteLevel.alphabet()), "he", "ll", "llo"])}
 MERGES = [("h", "e"), ("l", "l"), ("ll", "o")]

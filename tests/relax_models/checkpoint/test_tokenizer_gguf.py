@@ -8,13 +8,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers.pre_tokenizers import ByteLevel
-
 from everycast.artifact.errors import CheckpointError
 from everycast.relax_models.checkpoint.pre_tokenizers import PRE_TOKENIZERS
 from everycast.relax_models.checkpoint.tokenizer_gguf import tokenizer_from_gguf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 SPACE = "\u2581"
@@ -246,9 +245,7 @@ def best_pair_first(text: str, scores: dict[str, float]) -> list[str]:
     """SentencePiece's algorithm in its plainest form."""
     parts = list(text)
     while True:
-        pairs = [
-            (scores[a + b], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores
-        ]
+        pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
         if not pairs:
             return parts
         at = -max(pairs)[1]
