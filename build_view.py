@@ -55,12 +55,10 @@ class BuildView:
             self._bars = _bars()
             self._bars.start()
         total = event.total or None
-        task = self._tasks.get(event.stage)
-        if task is None:
-            task = self._tasks[event.stage] = self._bars.add_task(event.stage, total=total)
-        self._bars.update(
-            task, completed=event.done, total=total, amount=_amount(event), refresh=False
-        )
+        if event.stage not in self._tasks:
+            self._tasks[event.stage] = self._bars.add_task(event.stage, total=total, amount="")
+        task = self._tasks[event.stage]
+        self._bars.update(task, completed=event.done, total=total, amount=_amount(event))
 
 
 def _bars() -> "Progress":

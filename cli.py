@@ -30,7 +30,7 @@ MODEL_HELP = "A name, a Hugging Face folder, HF://org/name, a GGUF file, or a co
 SCHEME_HELP = "Such as q4f16_1 or q0f32. Default: a GGUF as it is, a float model in 4 bits."
 CONTEXT_HELP = "Most tokens of prompt and answer together."
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Target = Annotated[str, typer.Option("--target", help="What to compile for: cpu or cpu:MCPU.")]
 Quantization = Annotated[str | None, typer.Option("--quantization", "-q", help=SCHEME_HELP)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the model's folder goes.")]
@@ -84,8 +84,9 @@ def convert(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a model's weights, tokenizer and configuration, without a library.
+    """Write weights and tokenizer, without a library.
 
+    \b
     Example: everycast convert ./Llama-3.2-1B -q q4f16_1
     """
     from .open_model import build_and_report
@@ -109,8 +110,9 @@ def compile_model(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a model with a library for a target: all that running it needs, in one folder.
+    """Write all that running a model needs in one folder.
 
+    \b
     Example: everycast compile smollm2-135m --target cpu
     """
     from .open_model import build_and_report
@@ -142,8 +144,11 @@ def chat(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Talk to a model, or give it one --prompt (or standard input) and get one answer.
+    """Talk to a model, or ask it one thing.
 
+    With --prompt, or text on standard input, it answers once and leaves.
+
+    \b
     Example: everycast chat smollm2-135m --prompt "What is the capital of France?"
     """
     from .chat_session import Session, converse, print_answer
@@ -191,8 +196,9 @@ def serve(
     quantization: Quantization = None,
     quiet: Quiet = False,
 ) -> None:
-    """Serve a model with OpenAI's HTTP interface.
+    """Serve a model over OpenAI's HTTP interface.
 
+    \b
     Example: everycast serve smollm2-135m --port 8000
     """
     from .engine.async_mlc_engine import AsyncMLCEngine
@@ -217,8 +223,11 @@ def serve(
 
 @app.command("list")
 def list_models(json: Json = False) -> None:
-    """Show what is built, here and in the cache, and the models known by name.
+    """Show built models and those known by name.
 
+    Built ones are looked for in the cache and in ./dist.
+
+    \b
     Example: everycast list
     """
     from .model_store import stored_models
@@ -238,11 +247,14 @@ def list_models(json: Json = False) -> None:
 
 @app.command()
 def rm(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name or folder that list shows.")],
+    name: Annotated[str, typer.Argument(help="A name or folder that list shows.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete built models. Only what everycast built is ever deleted.
+    """Delete built models.
 
+    Only what everycast built is ever deleted; the checkpoint stays.
+
+    \b
     Example: everycast rm smollm2-135m
     """
     from .model_store import folder_bytes, removable, remove
@@ -269,8 +281,11 @@ def perplexity(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure how well a model predicts a text, in one window.
+    """Measure how well a model predicts a text.
 
+    The first --tokens tokens are scored in one window.
+
+    \b
     Example: everycast perplexity smollm2-135m --text book.txt --tokens 2000
     """
     from .evaluation import measure_perplexity, read_text
@@ -291,8 +306,11 @@ def perplexity(
 
 @app.command()
 def doctor(json: Json = False) -> None:
-    """Check this machine: versions, CPU, memory, disk, targets. Exit code 1 if something fails.
+    """Check this machine and what is installed.
 
+    Exit code 1 if something that is needed is wrong.
+
+    \b
     Example: everycast doctor
     """
     from dataclasses import asdict

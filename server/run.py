@@ -1,5 +1,7 @@
 """Runs the application under uvicorn on a socket that was bound before the model was loaded."""
 
+import asyncio
+import math
 import socket
 from typing import TYPE_CHECKING
 
@@ -12,8 +14,29 @@ from .routes import ServerLimits
 if TYPE_CHECKING:
     from ..engine.async_mlc_engine import AsyncMLCEngine
 
-GRACE_S = 10
+GRACE_S = 10.0
 """How long answers may go on after the server was told to stop."""
+_CANCEL_S = 5
+"""After the answers were ended: how long their clients may take to read the end."""
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that ends what still runs after `grace_s` seconds of shutdown in order:
+    the engine aborts it, so clients get the finish reason "abort" and a complete response."""
+
+    def __init__(self, config: uvicorn.Config, engine: "AsyncMLCEngine", grace_s: float) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._grace_s = grace_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_answers())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_answers(self) -> None:
+        await asyncio.sleep(self._grace_s)
+        await asyncio.to_thread(self._engine.terminate)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -43,16 +66,18 @@ def url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(engine: "AsyncMLCEngine", limits: ServerLimits | None = None) -> uvicorn.Server:
+def make_server(
+    engine: "AsyncMLCEngine", limits: ServerLimits | None = None, *, grace_s: float = GRACE_S
+) -> Server:
     """A server that is not running; `serve(sockets=[…])` or `run(sockets=[…])` starts it."""
     config = uvicorn.Config(
         create_app(engine, limits),
         log_level="warning",
         access_log=False,
         ws="none",
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=math.ceil(grace_s) + _CANCEL_S,
     )
-    return uvicorn.Server(config)
+    return Server(config, engine, grace_s)
 
 
 def run_server(

@@ -1,5 +1,6 @@
 """The command line over a scripted model: no checkpoint, no compiler, no download."""
 
+import io
 import json
 import os
 import pty
@@ -17,9 +18,6 @@ from typing import Any
 
 import httpx
 import pytest
-from tokenizers import Tokenizer as HFTokenizer
-from tokenizers import decoders, models, pre_tokenizers
-
 from everycast import build_process, chat_session, cli
 from everycast.artifact.errors import CapacityError, CheckpointError
 from everycast.artifact.host import Versions
@@ -40,6 +38,8 @@ from everycast.engine.model_description import ModelDescription
 from everycast.engine.scripted_model import Script, ScriptedModel
 from everycast.engine.tokenizer import Tokenizer, TokenizerConfig
 from everycast.server import run as server_run
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import decoders, models, pre_tokenizers
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -444,6 +444,21 @@ def test_serve(
         "server",
         {"max_num_sequence": 3, "max_total_seq_length": None, "context_window_size": None},
     )
+
+
+def test_a_terminal_sees_bars(
+    run: Run, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert run("compile", "m[/x]").code == 0
+    assert "1 B of 2 B" in terminal.getvalue() and "compile" in terminal.getvalue()
 
 
 # The conversation

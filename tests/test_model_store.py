@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from everycast import model_store
 from everycast.artifact.errors import ArtifactError, CheckpointError, RequestError
 from everycast.artifact.host import Versions
 from everycast.artifact.manifest import Manifest, ModelStamp, WeightsStamp, write_manifest
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 class Builder:

@@ -109,18 +109,6 @@ NAMED_MODELS: Mapping[str, NamedModel] = {
 }
 
 
-def cache_dir() -> Path:
-    """Where fetched models are kept: `$EVERYCAST_CACHE`, else the platform's cache folder."""
-    chosen = os.environ.get("EVERYCAST_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "everycast"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "everycast"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everycast"
-
-
 def fetch_named(name: str, cache: Path, progress: Progress | None = None) -> Path:
     """Path of the named model's file in `cache`, fetched first if it is not there.
 

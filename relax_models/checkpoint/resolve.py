@@ -4,11 +4,12 @@ import difflib
 import os
 from pathlib import Path
 
+from ...artifact.cache import cache_dir
 from ...artifact.errors import CheckpointError
 from .gguf import GGUFCheckpoint, split_parts
 from .hub import fetch_hub
 from .huggingface import HuggingFaceCheckpoint
-from .named_models import NAMED_MODELS, Progress, cache_dir, fetch_named
+from .named_models import NAMED_MODELS, Progress, fetch_named
 from .source import Checkpoint
 
 HUB_PREFIX = "HF://"

@@ -39,21 +39,21 @@ def quantize_activations(k: int) -> tirx.PrimFunc:
     """x [m, K] float32 → the three buffers of `activation_buffers`."""
     with kernel(f"quantize_activations_{k}") as (func, ib):
         x = func.buffer("x", ("num_tokens", k), "float32")
-        outputs = [
+        xq, scales, sums = (
             func.buffer(name, shape, dtype)
             for name, (shape, dtype) in zip(
                 ("xq", "scales", "sums"), activation_buffers(k, "num_tokens"), strict=True
             )
-        ]
+        )
 
         def emit(row: Any) -> None:
             with B.serial(T.int64(k // GROUP)) as group:
                 at = group * GROUP
                 low, high = x[row, ramp(at)], x[row, ramp(at + LANES)]
-                quantize_group(*outputs, row, group, B.Bind(low), B.Bind(high))
+                quantize_group(xq, scales, sums, row, group, B.Bind(low), B.Bind(high))
             for group in range(k // GROUP, padded_k(k) // GROUP):
                 low, high = _tail(x, row, group * GROUP, k)
-                quantize_group(*outputs, row, T.int64(group), low, high)
+                quantize_group(xq, scales, sums, row, T.int64(group), low, high)
 
         with body():
             for_rows(func.size("num_tokens"), k, emit)

@@ -69,7 +69,8 @@ class _Tile:
             self._multiply_add(load_float(self.packed, at, weight.format.dtype), k, chain)
 
         with B.serial(T.int64(weight.k // step)) as i:
-            if self.tokens > 1:
+            # In tiles of 8, prefetches between the multiply-adds cost a third of the speed.
+            if 1 < self.tokens <= 4:
                 at = base + i * (step * weight.vector_bytes)
                 prefetch(self.packed, at, step * weight.vector_bytes)
             for j in range(step):

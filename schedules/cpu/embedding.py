@@ -16,7 +16,8 @@ from .weight_vectors import load_float
 @functools.cache
 def embedding(table: PackedWeight, scale: float = 1.0) -> tirx.PrimFunc:
     """(ids [m] int32, packed) → rows of the table times `scale`, [m, K] float32."""
-    with kernel(f"embedding_{table.key}_{scale:g}".replace(".", "_")) as (func, ib):
+    name = f"embedding_{table.key}_{scale!r}".replace(".", "_").replace("-", "_")
+    with kernel(name) as (func, ib):
         ids = func.buffer("ids", ("num_tokens",), "int32")
         packed = func.buffer("packed", (table.num_bytes,), "uint8")
         y = func.buffer("y", ("num_tokens", table.k), "float32")

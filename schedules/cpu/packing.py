@@ -19,9 +19,10 @@ Quantized formats:  [N / 16][pairs of groups along K] of
 
              5 to 8 bits: one value a byte, k = 4j in the lowest.
 
-Pairs keep q at multiples of 64 bytes. Kernels read a pair from front to back, as it lies: out of
-order (scales last), memory delivers 8-bit weights at little more than half the speed. Groups of 64, 128, … are stored as groups of 32 with equal
-scales (3-bit ones as they are). K is padded with zero groups (q, scale and min 0) to whole pairs.
+Pairs keep q at multiples of 64 bytes. Kernels read a pair from front to back, as it lies: read out
+of order, memory delivers 8-bit weights at two thirds of the speed. Groups of 64, 128, … are stored
+as groups of 32 with equal scales (3-bit ones as they are). K is padded with zero groups (q, scale
+and min 0) to whole pairs.
 """
 
 from dataclasses import dataclass

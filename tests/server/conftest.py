@@ -10,9 +10,6 @@ from dataclasses import dataclass
 import httpx
 import openai
 import pytest
-from tokenizers import Tokenizer as HFTokenizer
-from tokenizers import decoders, models, pre_tokenizers
-
 from everycast.engine.async_mlc_engine import AsyncMLCEngine
 from everycast.engine.engine_config import ScheduleLimits
 from everycast.engine.loop import EngineLoop
@@ -21,6 +18,8 @@ from everycast.engine.scripted_model import Script, ScriptedModel
 from everycast.engine.tokenizer import Tokenizer, TokenizerConfig
 from everycast.server.routes import ServerLimits
 from everycast.server.run import bind, make_server, url
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import decoders, models, pre_tokenizers
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -97,6 +96,7 @@ def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
             step_time_s: float = 0.0,
             limits: ServerLimits | None = None,
             max_num_sequence: int = 8,
+            grace_s: float = 10.0,
         ) -> Running:
             model = ScriptedModel(
                 script,
@@ -116,17 +116,17 @@ def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
                 model, schedule, tokenizer_size=len(tokenizer.special_ids) + 256, eos_token_ids=(2,)
             )
             engine = AsyncMLCEngine.from_parts(loop, tokenizer, ModelDescription("scripted"))
-            return stack.enter_context(_running(engine, model, limits))
+            return stack.enter_context(_running(engine, model, limits, grace_s))
 
         yield start
 
 
 @contextmanager
 def _running(
-    engine: AsyncMLCEngine, model: ScriptedModel, limits: ServerLimits | None
+    engine: AsyncMLCEngine, model: ScriptedModel, limits: ServerLimits | None, grace_s: float
 ) -> Iterator[Running]:
     bound = bind("127.0.0.1", 0)
-    server = make_server(engine, limits)
+    server = make_server(engine, limits, grace_s=grace_s)
     is_stopped = threading.Event()
 
     def run() -> None:

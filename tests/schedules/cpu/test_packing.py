@@ -1,0 +1,88 @@
+"""The packed layout against a NumPy packer written from the picture in `packing`."""
+
+import numpy as np
+import pytest
+from everycast.artifact.tensor_format import TensorFormat
+from everycast.quant_schemes.bits import from_layout, unpack_values
+from everycast.schedules.cpu.packing import PackedWeight
+from hypothesis import given
+from hypothesis import strategies as st
+
+FORMATS = [
+    TensorFormat("float32"),
+    TensorFormat("float16"),
+    TensorFormat("bfloat16"),
+    TensorFormat("float16", 4, 32, 7),
+    TensorFormat("float16", 4, 32, 7, "KN"),
+    TensorFormat("float32", 4, 32, None),
+    TensorFormat("bfloat16", 4, 64, None),
+    TensorFormat("float16", 8, 32, 127),
+    TensorFormat("float16", 5, 32, None),
+    TensorFormat("float32", 5, 32, 16, "KN"),
+    TensorFormat("float16", 6, 16, 32),
+    TensorFormat("float16", 3, 40, 3),
+]
+
+
+def rows_of_blocks(array, blocks, columns):
+    """[n, c] → [blocks, columns, 16 rows], zeros beyond n and c."""
+    padded = np.zeros((blocks * 16, columns), array.dtype)
+    padded[: array.shape[0], : array.shape[1]] = array[:, :columns]
+    return np.ascontiguousarray(padded.reshape(blocks, 16, columns).transpose(0, 2, 1))
+
+
+def pack_reference(weight, parts):
+    fmt, blocks, group = weight.format, -(-weight.n // 16), weight.group
+    if fmt.bits is None:
+        return rows_of_blocks(parts["weight"], blocks, weight.k).reshape(-1).view(np.uint8)
+    num_groups = 2 * -(-weight.k // (2 * group))
+    q = unpack_values(parts, fmt, weight.n, fmt.padded_k(weight.k))
+    q = rows_of_blocks(q, blocks, num_groups * group).reshape(blocks, num_groups, group, 16)
+    if fmt.bits <= 4:
+        q = q[:, :, : group // 2] | q[:, :, group // 2 :] << 4
+    q = q.reshape(blocks, num_groups, -1, 4, 16).transpose(0, 1, 2, 4, 3)
+    sections = []
+    for part in ("q_scale", "q_min"):
+        if part in parts:
+            vector = np.repeat(from_layout(parts[part], fmt), fmt.group_size // group, axis=1)
+            vector = rows_of_blocks(vector, blocks, num_groups)
+            sections.append(vector.view(np.uint8).reshape(blocks, num_groups // 2, -1))
+    sections.append(q.reshape(blocks, num_groups // 2, -1))
+    return np.concatenate(sections, axis=2).reshape(-1)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_pack_func_matches_numpy(lab, fmt):
+    weight = PackedWeight(fmt, 37, 168)
+    parts = lab.random_parts(fmt, weight.n, weight.k, lab.rng)
+    packed = lab.pack(weight, parts).numpy()
+    np.testing.assert_array_equal(packed, pack_reference(weight, parts))
+
+
+@given(
+    st.sampled_from(FORMATS),
+    st.integers(1, 70),
+    st.integers(1, 300),
+)
+def test_sizes(fmt, n, k):
+    weight = PackedWeight(fmt, n, k)
+    assert weight.num_blocks * 16 >= n > weight.num_blocks * 16 - 16
+    stored = sum(
+        int(np.prod(shape)) * (2 if dtype in ("float16", "bfloat16") else 4)
+        for shape, dtype in fmt.parts(n, k).values()
+    )
+    if fmt.bits in (None, 4, 8) and fmt.group_size == 32 and n % 16 == 0 and k % 64 == 0:
+        assert weight.num_bytes == stored
+    if fmt.bits is not None:
+        assert weight.pair_bytes % 64 == weight.q_offset % 64 == 0
+
+
+def test_keys_tell_weights_apart():
+    weights = [PackedWeight(fmt, n, k) for fmt in FORMATS for n, k in ((16, 64), (64, 16))]
+    # The portable layout is no property of the packed form.
+    assert len({weight.key for weight in weights}) == len(weights) - 2
+
+
+def test_unsupported_group():
+    with pytest.raises(ValueError, match=r"group_size 20: .* multiple of 8"):
+        PackedWeight(TensorFormat("float16", 3, 20, 3), 16, 64)
