@@ -13,7 +13,7 @@ export PROMPT
 demo:
 	@scripts/setup
 	@if [ -n "$$PROMPT" ] || ! [ -t 0 ] || ! [ -t 1 ]; then \
-		exec .venv/bin/everycast chat $(MODEL) --temperature 0 \
+		exec .venv/bin/everycast chat $(MODEL) --temperature 0 --max-tokens 300 \
 			--prompt "$${PROMPT:-What is the capital of France?}"; \
 	else \
 		exec .venv/bin/everycast chat $(MODEL); \

@@ -102,7 +102,7 @@ def compile_model(
     output: Output = Path("dist"),
     context_window_size: Context = None,
     activations: Annotated[
-        str, typer.Option(help="Inputs of quantized layers: auto, int8 or float32.")
+        str, typer.Option(help="Inputs of quantized layers: auto, int8, int16, float32.")
     ] = "auto",
     dump_ir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the IR after each phase.")

@@ -16,14 +16,15 @@ from ..schedules.passes.lower_operators import lower_operators
 from .target import CompileTarget
 
 ARM_NAMES = ("cortex-", "neoverse-", "apple-", "ampere", "a64fx", "oryon", "generic-arm64")
-ACTIVATIONS = ("auto", "int8", "float32")
+ACTIVATIONS = ("auto", "int8", "int16", "float32")
 
 
 def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget:
     """`arch` is an LLVM CPU name (`znver4`, `x86-64-v3`, `cortex-a76`); None is this machine.
 
-    `activations` is int8 or float32 for the inputs of quantized linear layers; auto takes int8
-    where the instruction set has dot products for it. CompileError for an unknown name.
+    `activations` is how the inputs of quantized linear layers are rounded: int8 (fastest prefill),
+    int16 (two int8 terms: decodes as fast, as exact as floats) or float32; auto takes int16 where
+    the instruction set has integer dot products. CompileError for an unknown name.
     """
     if activations not in ACTIVATIONS:
         raise CompileError(
@@ -32,12 +33,14 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
     spec = _host_spec() if arch is None else _spec(arch)
     target = tvm.target.Target(spec)
     isa = isa_of(target)
-    if activations == "int8" and not isa.has_vnni512:
+    if activations in ("int8", "int16") and not isa.has_vnni512:
         raise CompileError(
-            f"int8 activations need AVX-512 VNNI, which {spec['mcpu']} lacks; "
+            f"{activations} activations need AVX-512 VNNI, which {spec['mcpu']} lacks; "
             "leave --activations out"
         )
-    mode: Any = "int8" if isa.has_vnni512 and activations != "float32" else "float32"
+    mode: Any = activations
+    if activations == "auto":
+        mode = "int16" if isa.has_vnni512 else "float32"
     features = {str(name) for name in codegen.llvm_get_cpu_features(target)}
     return CompileTarget(
         name="cpu",

@@ -1,6 +1,10 @@
-"""Activations rounded to int8 in groups of 32, for the integer dot products of `dot_int8`.
+"""Activations as int8 in groups of 32, for the integer dot products of `dot_int8`.
 
-    x ≈ xq · scale,   xq = round(x / scale) in [-127, 127],   scale = max |x| / 127 of the group
+One term:   x ≈ xq · scale,                xq in [-127, 127],         scale = max |x| / 127
+Two terms:  x ≈ (254 · high + low) · scale, both in [-127, 127],      scale = max |x| / 32384
+
+One is the usual W4A8. Two cost a second pass of dot products, which decoding hides behind the
+weights' memory traffic, and are as exact as float32 activations for all practical purposes.
 
 The sums of x over groups of 32, and of 16, come with them: minimums and zero points of weights
 multiply sums, not elements.
@@ -17,6 +21,9 @@ from .control import for_rows
 from .vectors import LANES, body, constant, kernel, ramp, splat
 
 GROUP = 32
+HIGH_STEP = 254
+"""What one step of the high term is worth."""
+_TWO_TERM_STEPS = 127 * HIGH_STEP + 126  # one more would round the high term to 128
 _TINY = 1e-30
 
 
@@ -25,24 +32,25 @@ def padded_k(k: int) -> int:
     return -(-k // (2 * GROUP)) * 2 * GROUP
 
 
-def activation_buffers(k: int, m: Any) -> list[tuple[tuple[Any, int], str]]:
+def activation_buffers(k: int, m: Any, terms: int) -> list[tuple[tuple[Any, int], str]]:
     """Shapes and dtypes of `quantize_activations`' outputs for m tokens (a number or symbolic).
 
-    xq [m, K/4] int32 (4 int8 a word), scales [m, K/32], sums [m, K/32 + K/16]; K is padded.
+    xq [m, terms · K/4] int32 (4 int8 a word; all of the low term, then all of the high one),
+    scales [m, K/32], sums [m, K/32 + K/16]; K is padded.
     """
     groups = padded_k(k) // GROUP
-    return [((m, groups * 8), "int32"), ((m, groups), "float32"), ((m, groups * 3), "float32")]
+    return [((m, terms * groups * 8), "int32"), ((m, groups), "float32"), ((m, groups * 3), "float32")]
 
 
 @functools.cache
-def quantize_activations(k: int) -> tirx.PrimFunc:
+def quantize_activations(k: int, terms: int) -> tirx.PrimFunc:
     """x [m, K] float32 → the three buffers of `activation_buffers`."""
-    with kernel(f"quantize_activations_{k}") as (func, ib):
+    with kernel(f"quantize_activations_{k}_int{8 * terms}") as (func, ib):
         x = func.buffer("x", ("num_tokens", k), "float32")
         xq, scales, sums = (
             func.buffer(name, shape, dtype)
             for name, (shape, dtype) in zip(
-                ("xq", "scales", "sums"), activation_buffers(k, "num_tokens"), strict=True
+                ("xq", "scales", "sums"), activation_buffers(k, "num_tokens", terms), strict=True
             )
         )
 
@@ -65,16 +73,30 @@ def quantize_group(
 ) -> None:
     """Emit the rounding of one group, given as two bound vectors, into the three buffers."""
     num_groups = scales.shape[1]
+    is_two_terms = int(xq.shape[1]) != int(num_groups) * 8
+    steps = _TWO_TERM_STEPS if is_two_terms else 127
     largest = T.max(T.max(low, -low), T.max(high, -high))
     peak = T.call_llvm_pure_intrin("float32", "llvm.vector.reduce.fmax", largest)
     peak = B.Bind(T.max(peak, T.float32(_TINY)))
-    scale = B.Bind(peak * T.float32(1 / 127))
-    inverse = B.Bind(splat(T.float32(127) / peak))
+    scale = B.Bind(peak * T.float32(1 / steps))
+    inverse = B.Bind(splat(T.float32(steps) / peak))
+
+    def store(q: Any, at: Any) -> None:
+        words = T.reinterpret("int32x4", T.Cast("int8x16", q))
+        B.buffer_store(xq, words, [row, ramp(at, 4)])
+
     half_sums = []
     for half, values in enumerate((low, high)):
-        q = B.Bind(T.Cast("int32x16", T.nearbyint(values * inverse)))
-        words = T.reinterpret("int32x4", T.Cast("int8x16", q))
-        B.buffer_store(xq, words, [row, ramp(group * 8 + half * 4, 4)])
+        at = group * 8 + half * 4
+        rounded = B.Bind(T.nearbyint(values * inverse))
+        q = B.Bind(T.Cast("int32x16", rounded))
+        if is_two_terms:
+            coarse = T.nearbyint(rounded * constant(1 / HIGH_STEP))
+            coarse = B.Bind(T.Cast("int32x16", coarse))
+            store(B.Bind(q - coarse * splat(T.int32(HIGH_STEP))), at)
+            store(coarse, num_groups * 8 + at)
+        else:
+            store(q, at)
         total = T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", q)
         half_sum = B.Bind(T.Cast("float32", total) * scale)
         B.buffer_store(sums, half_sum, [row, num_groups + group * 2 + half])

@@ -5,7 +5,11 @@ With w = q · scale + min and x = xq · xscale, a group of one row and one token
 
     scale · xscale · Σ q·xq  +  min · Σ x
 
-to the result; a symmetric format has min = -zero_point · scale.
+to the result; a symmetric format has min = -zero_point · scale. With two terms (see `activation`)
+xq stands for 254 · high + low, each with a dot product of its own.
+
+Every number of tokens adds up in the same order, so a token's result does not depend on the batch
+it is in, to the last bit.
 """
 
 from dataclasses import dataclass
@@ -14,7 +18,7 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .activation import GROUP
+from .activation import GROUP, HIGH_STEP
 from .control import clear
 from .packing import PackedWeight
 from .vectors import LANES, ramp, splat
@@ -30,6 +34,7 @@ class Int8Activations:
     xq: Any
     scales: Any
     sums: Any
+    terms: int
 
 
 def supports(weight: PackedWeight) -> bool:
@@ -41,9 +46,8 @@ def dot_int8(
     weight: PackedWeight, packed: Any, block: Any, x: Int8Activations, first: Any, tokens: int
 ) -> list[Any]:
     """Emit x Wᵀ of 16 rows and `tokens` tokens from `first` on: a vector of rows per token."""
-    chains = 2 if tokens <= 2 else 1
-    acc = B.alloc_buffer((tokens * chains * LANES,), "float32", scope="local")
-    clear(acc, tokens * chains)
+    acc = B.alloc_buffer((tokens * LANES,), "float32", scope="local")
+    clear(acc, tokens)
     base = B.Bind(block * weight.block_bytes)
     with B.serial(T.int64(weight.num_pairs)) as pair:
         start = B.Bind(base + pair * weight.pair_bytes)
@@ -55,19 +59,22 @@ def dot_int8(
             minimum = load_min(weight, packed, start, half, scale)
             words = _load_words(weight, packed, start + weight.q_offset + half * weight.q_bytes)
             for i in range(tokens):
-                at = ramp((i * chains + half % chains) * LANES)
-                xq_at = group * (weight.group // 4)
-                dot = _dot_words(words, x.xq, first + i, xq_at)
+                at = ramp(i * LANES)
+                dot = _dot_terms(words, x, first + i, group * (weight.group // 4))
                 x_scale, x_sum = _scale_and_sum(weight, x, first + i, group)
                 partial = acc[at] + minimum * splat(x_sum)
-                dot = T.Cast("float32x16", dot)
                 B.buffer_store(acc, partial + dot * (scale * splat(x_scale)), [at])
-    return [_sum_chains(acc, i, chains) for i in range(tokens)]
+    return [acc[ramp(i * LANES)] for i in range(tokens)]
 
 
-def _sum_chains(acc: Any, token: int, chains: int) -> Any:
-    vectors = [acc[ramp((token * chains + c) * LANES)] for c in range(chains)]
-    return vectors[0] + vectors[1] if chains == 2 else vectors[0]
+def _dot_terms(words: list[tuple[int, Any]], x: Int8Activations, token: Any, start: Any) -> Any:
+    """Σ q·xq of a group, all terms, as float32 (exact: the sums fit 24 bits)."""
+    low = T.Cast("float32x16", _dot_words(words, x.xq, token, start))
+    if x.terms == 1:
+        return low
+    offset = int(x.xq.shape[1]) // 2
+    high = T.Cast("float32x16", _dot_words(words, x.xq, token, start + offset))
+    return high * splat(T.float32(HIGH_STEP)) + low
 
 
 def _load_words(weight: PackedWeight, packed: Any, start: Any) -> list[tuple[int, Any]]:
@@ -90,7 +97,7 @@ def _load_words(weight: PackedWeight, packed: Any, start: Any) -> list[tuple[int
 
 
 def _dot_words(words: list[tuple[int, Any]], xq: Any, token: Any, start: Any) -> Any:
-    """Σ q·xq of a group.
+    """Σ q·xq of a group and a term.
 
     One chain: other groups and tokens hide its latency, and with two LLVM loads the words of a
     single token out of order.

@@ -22,15 +22,20 @@ from .isa import CpuIsa
 from .packing import PackedWeight
 from .vectors import LANES, Kernel, body, constant, exp2, kernel, ramp
 
-Mode = Literal["int8", "float32"]
+Activations = Literal["int8", "int16", "float32"]
+"""How the inputs of quantized layers are rounded: int16 is two terms of int8."""
 Activation = Literal["silu", "gelu_tanh"]
 _CHUNK_BYTES = 512 * 1024
 _LOG2_E = 1.4426950408889634
 
 
-def uses_int8(weights: Sequence[PackedWeight], isa: CpuIsa, activations: Mode) -> bool:
-    """Whether a call over these weights has an int8 kernel and is allowed to use it."""
-    return activations == "int8" and isa.has_vnni512 and all(map(dot_int8.supports, weights))
+def num_terms(weights: Sequence[PackedWeight], isa: CpuIsa, activations: Activations) -> int:
+    """int8 terms that a call over these weights takes its activations in; 0 for float32."""
+    if activations == "float32" or not isa.has_vnni512:
+        return 0
+    if not all(map(dot_int8.supports, weights)):
+        return 0
+    return {"int8": 1, "int16": 2}[activations]
 
 
 def linears(
@@ -38,15 +43,15 @@ def linears(
     biases: Sequence[bool],
     *,
     isa: CpuIsa,
-    int8: bool,
+    terms: int,
     residual: bool = False,
 ) -> tirx.PrimFunc:
     """(x, for each weight: packed, (bias [N]), (residual [m, N])) → [m, N] float32 of each.
 
-    x is [m, K] float32, or the three buffers of `quantize_activations` if `int8`. A residual is
+    x is [m, K] float32, or with `terms` the three buffers of `quantize_activations`. A residual is
     for a single weight.
     """
-    return _linears(tuple(weights), tuple(biases), isa, int8, residual)
+    return _linears(tuple(weights), tuple(biases), isa, terms, residual)
 
 
 def gated_mlp(
@@ -56,13 +61,13 @@ def gated_mlp(
     biases: Sequence[bool],
     *,
     isa: CpuIsa,
-    int8: bool,
+    terms: int,
 ) -> tirx.PrimFunc:
     """(x, gate packed, (gate bias), up packed, (up bias)) → activation(gate x) · (up x), [m, N].
 
     x as in `linears`.
     """
-    return _gated_mlp(gate, up, activation, tuple(biases), isa, int8)
+    return _gated_mlp(gate, up, activation, tuple(biases), isa, terms)
 
 
 class _Layer:
@@ -97,14 +102,14 @@ def _linears(
     weights: tuple[PackedWeight, ...],
     biases: tuple[bool, ...],
     isa: CpuIsa,
-    int8: bool,
+    terms: int,
     residual: bool,
 ) -> tirx.PrimFunc:
     if residual and len(weights) != 1:
         raise ValueError("a residual is for a single weight")
-    name = _name("linears", weights, biases, isa, int8, residual)
+    name = _name("linears", weights, biases, isa, terms, residual)
     with kernel(name) as (func, ib):
-        x = _declare_x(func, weights[0].k, int8)
+        x = _declare_x(func, weights[0].k, terms)
         layers = [
             _Layer(func, weight, has_bias, str(i))
             for i, (weight, has_bias) in enumerate(zip(weights, biases, strict=True))
@@ -128,7 +133,7 @@ def _linears(
             for_tiles(start, stop, isa.token_tiles, emit_tile)
 
         with body():
-            _for_blocks(func.size(m), weights, isa, int8, emit)
+            _for_blocks(func.size(m), weights, isa, terms, emit)
     return ib.get()
 
 
@@ -139,11 +144,11 @@ def _gated_mlp(
     activation: Activation,
     biases: tuple[bool, ...],
     isa: CpuIsa,
-    int8: bool,
+    terms: int,
 ) -> tirx.PrimFunc:
-    name = _name("gated_mlp", (gate, up), biases, isa, int8, activation)
+    name = _name("gated_mlp", (gate, up), biases, isa, terms, activation)
     with kernel(name) as (func, ib):
-        x = _declare_x(func, gate.k, int8)
+        x = _declare_x(func, gate.k, terms)
         layers = [_Layer(func, gate, biases[0], "_gate"), _Layer(func, up, biases[1], "_up")]
         y = func.buffer("y", ("num_tokens", gate.n), "float32")
 
@@ -161,7 +166,7 @@ def _gated_mlp(
             for_tiles(start, stop, isa.token_tiles, emit_tile)
 
         with body():
-            _for_blocks(func.size("num_tokens"), (gate,), isa, int8, emit)
+            _for_blocks(func.size("num_tokens"), (gate,), isa, terms, emit)
     return ib.get()
 
 
@@ -172,13 +177,13 @@ def _name(kind: str, weights: tuple[PackedWeight, ...], *rest: Any) -> str:
     return f"{kind}_{weights[0].layout_key}_{sizes}x{weights[0].k}_{digest}"
 
 
-def _declare_x(func: Kernel, k: int, int8: bool) -> Any:
-    if not int8:
+def _declare_x(func: Kernel, k: int, terms: int) -> Any:
+    if not terms:
         return func.buffer("x", ("num_tokens", k), "float32")
     names = ("xq", "scales", "sums")
-    shapes = activation_buffers(k, "num_tokens")
+    shapes = activation_buffers(k, "num_tokens", terms)
     return dot_int8.Int8Activations(
-        *(func.buffer(name, *spec) for name, spec in zip(names, shapes, strict=True))
+        *(func.buffer(name, *spec) for name, spec in zip(names, shapes, strict=True)), terms
     )
 
 
@@ -186,11 +191,11 @@ def _for_blocks(
     num_tokens: Any,
     weights: Sequence[PackedWeight],
     isa: CpuIsa,
-    int8: bool,
+    terms: int,
     emit: Callable[[int, Any, Any, Any], None],
 ) -> None:
     """`emit(weight number, block, first token, last token + 1)` for every unit, in parallel."""
-    token_bytes = padded_k(weights[0].k) if int8 else 4 * weights[0].k
+    token_bytes = terms * padded_k(weights[0].k) if terms else 4 * weights[0].k
     tile = isa.token_tiles[0]
     chunk = max(1, _CHUNK_BYTES // (token_bytes * tile)) * tile
     num_blocks = sum(weight.num_blocks for weight in weights)

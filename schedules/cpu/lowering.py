@@ -1,7 +1,7 @@
 """Which kernel each operator of a model gets on a CPU."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from tvm import relax
 
@@ -10,17 +10,16 @@ from ..passes.lower_operators import Handler, Lowering
 from . import attention, embedding, linear, norm, rotary
 from .activation import activation_buffers, quantize_activations
 from .isa import CpuIsa
+from .linear import Activations
 from .pack_weights import pack_func
 from .packing import PackedWeight
-
-Activations = Literal["int8", "float32"]
 
 
 def cpu_handlers(isa: CpuIsa, activations: Activations) -> dict[str, Handler]:
     """Operator kind → what lowers it, for `lower_operators`.
 
-    With `activations="int8"` the inputs of quantized linear layers are quantized per group of 32
-    where the instruction set has kernels for it; with "float32" they never are.
+    `activations` says how the inputs of quantized linear layers are rounded, where the instruction
+    set has integer kernels; elsewhere they stay float32.
     """
     cpu = _CpuLowering(isa, activations)
     return {
@@ -66,8 +65,8 @@ class _CpuLowering:
     ) -> relax.Expr:
         x, *rest = args
         weights, operands, _ = self._weights(lowering, op["weights"], op["biases"], rest)
-        int8, inputs = self._inputs(lowering, x, weights)
-        func = linear.linears(weights, op["biases"], isa=self.isa, int8=int8)
+        terms, inputs = self._inputs(lowering, x, weights)
+        func = linear.linears(weights, op["biases"], isa=self.isa, terms=terms)
         outputs = [((_shape(x)[0], weight.n), "float32") for weight in weights]
         return lowering.call(func, [*inputs, *operands], outputs)
 
@@ -76,8 +75,8 @@ class _CpuLowering:
     ) -> relax.Expr:
         x, *rest = args
         weights, operands, (residual,) = self._weights(lowering, [op["weight"]], [op["bias"]], rest)
-        int8, inputs = self._inputs(lowering, x, weights)
-        func = linear.linears(weights, [op["bias"]], isa=self.isa, int8=int8, residual=True)
+        terms, inputs = self._inputs(lowering, x, weights)
+        func = linear.linears(weights, [op["bias"]], isa=self.isa, terms=terms, residual=True)
         outputs = [((_shape(x)[0], weights[0].n), "float32")]
         return lowering.call(func, [*inputs, *operands, residual], outputs)
 
@@ -86,8 +85,9 @@ class _CpuLowering:
     ) -> relax.Expr:
         x, *rest = args
         weights, operands, _ = self._weights(lowering, op["weights"], op["biases"], rest)
-        int8, inputs = self._inputs(lowering, x, weights)
-        func = linear.gated_mlp(*weights, op["activation"], op["biases"], isa=self.isa, int8=int8)
+        terms, inputs = self._inputs(lowering, x, weights)
+        gate, up = weights
+        func = linear.gated_mlp(gate, up, op["activation"], op["biases"], isa=self.isa, terms=terms)
         outputs = [((_shape(x)[0], weights[0].n), "float32")]
         return lowering.call(func, [*inputs, *operands], outputs)
 
@@ -121,14 +121,15 @@ class _CpuLowering:
 
     def _inputs(
         self, lowering: Lowering, x: relax.Expr, weights: Sequence[PackedWeight]
-    ) -> tuple[bool, list[relax.Expr]]:
-        """Whether the kernel takes int8, and x as it takes it: itself, or words, scales, sums."""
-        if not linear.uses_int8(weights, self.isa, self.activations):
-            return False, [x]
+    ) -> tuple[int, list[relax.Expr]]:
+        """Terms of the activations, and x in that form: itself, or words, scales, sums."""
+        terms = linear.num_terms(weights, self.isa, self.activations)
+        if not terms:
+            return 0, [x]
         rows, k = _shape(x)
-        func = quantize_activations(int(k))
-        quantized = lowering.emit(lowering.call(func, [x], activation_buffers(int(k), rows)))
-        return True, [relax.TupleGetItem(quantized, i) for i in range(3)]
+        func = quantize_activations(int(k), terms)
+        quantized = lowering.emit(lowering.call(func, [x], activation_buffers(int(k), rows, terms)))
+        return terms, [relax.TupleGetItem(quantized, i) for i in range(3)]
 
     # ---- operators without weights
 
