@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 
 from ..artifact.errors import ArtifactError
+from .tvm_runtime import tvm_ffi
 
 _RUNTIME_FILES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 _HUGE_PAGE_BYTES = 2 << 20
