@@ -61,7 +61,8 @@ def slots_of(step: StepInput, page_size: int) -> np.ndarray:
     counts = np.diff(step.query_offsets)
     sequences = np.repeat(np.arange(len(counts)), counts)
     pages = step.block_tables[sequences, step.positions // page_size]
-    return pages * page_size + step.positions % page_size
+    slots: np.ndarray = pages * page_size + step.positions % page_size
+    return slots
 
 
 def query_tiles(query_offsets: np.ndarray, tile: int) -> np.ndarray:

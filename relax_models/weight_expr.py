@@ -7,7 +7,9 @@ from tvm import te, tirx
 from ..artifact.tensor_format import TensorFormat
 
 
-def _field(words: te.Tensor, fmt: TensorFormat, row: tirx.Expr, k: tirx.Expr, bits: int, per: int):
+def _field(
+    words: te.Tensor, fmt: TensorFormat, row: tirx.Expr, k: tirx.Expr, bits: int, per: int
+) -> tirx.Expr:
     """`bits`-wide field number k of `row`: `per` fields a uint32 word, little end first."""
     word = words[k // per, row] if fmt.layout == "KN" else words[row, k // per]
     shift = (k % per).astype("uint32") * tirx.const(bits, "uint32")

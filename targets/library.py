@@ -35,8 +35,8 @@ class BuiltLibrary:
     def page_bytes(self) -> int:
         """Bytes of one KV page over all layers."""
         layers, _, *rest = self.metadata["page_shape"]
-        item_bytes: int = numpy_dtype(self.metadata["kv_dtype"]).itemsize
-        return math.prod((layers, *rest)) * item_bytes
+        num_values: int = math.prod((layers, *rest))
+        return num_values * numpy_dtype(self.metadata["kv_dtype"]).itemsize
 
 
 def build_library(

@@ -39,7 +39,11 @@ def activation_buffers(k: int, m: Any, terms: int) -> list[tuple[tuple[Any, int]
     scales [m, K/32], sums [m, K/32 + K/16]; K is padded.
     """
     groups = padded_k(k) // GROUP
-    return [((m, terms * groups * 8), "int32"), ((m, groups), "float32"), ((m, groups * 3), "float32")]
+    return [
+        ((m, terms * groups * 8), "int32"),
+        ((m, groups), "float32"),
+        ((m, groups * 3), "float32"),
+    ]
 
 
 @functools.cache

@@ -180,10 +180,9 @@ def _name(kind: str, weights: tuple[PackedWeight, ...], *rest: Any) -> str:
 def _declare_x(func: Kernel, k: int, terms: int) -> Any:
     if not terms:
         return func.buffer("x", ("num_tokens", k), "float32")
-    names = ("xq", "scales", "sums")
-    shapes = activation_buffers(k, "num_tokens", terms)
+    xq, scales, sums = activation_buffers(k, "num_tokens", terms)
     return dot_int8.Int8Activations(
-        *(func.buffer(name, *spec) for name, spec in zip(names, shapes, strict=True)), terms
+        func.buffer("xq", *xq), func.buffer("scales", *scales), func.buffer("sums", *sums), terms
     )
 
 

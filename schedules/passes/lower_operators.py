@@ -90,7 +90,7 @@ class Lowering:
 
 
 @mutator
-class _LowerOperators(PyExprMutator):  # type: ignore[misc]
+class _LowerOperators(PyExprMutator):
     def __init__(
         self, module: tvm.IRModule, names: Sequence[str], handlers: Mapping[str, Handler]
     ) -> None:
