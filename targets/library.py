@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 from ..artifact.dtypes import numpy_dtype
+from ..artifact.hashing import hash_json
 from ..artifact.tensor_format import TensorFormat
 from ..quant_schemes.layers import apply_formats
 from ..relax_models.config import DecoderConfig
@@ -22,6 +23,10 @@ from .target import CompileTarget
 PREFILL_CHUNK_SIZE = 512
 MAX_NUM_SEQUENCE = 64
 """Limits compiled in: most tokens, and most sequences, of one step. Workspace grows with them."""
+
+# Merging the kernels' small local buffers makes them too large for the stack (1 kB), and an
+# allocation for every block of rows costs a quarter of the decoding time.
+_CODE_GENERATION = {"tirx.disable_storage_rewrite": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ def build_library(
         config.num_hidden_layers, -1, 2 * config.num_key_value_heads, PAGE_SIZE * config.head_dim,
     ]  # fmt: skip
     metadata = {
+        "config_hash": config_hash(config),
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
         "context_window_size": context_window_size,
@@ -84,9 +90,15 @@ def build_library(
         **target.model_constants(config),
     }
     planned["_metadata"] = _constant_function("_metadata", json.dumps(metadata))
-    executable = tvm.compile(planned, tvm_target, relax_pipeline=tvm.transform.Sequential([]))
+    with tvm.transform.PassContext(opt_level=3, config=_CODE_GENERATION):
+        executable = tvm.compile(planned, tvm_target, relax_pipeline=tvm.transform.Sequential([]))
     target.export(executable, path)
     return BuiltLibrary(metadata, memory)
+
+
+def config_hash(config: DecoderConfig) -> str:
+    """Names a model configuration: a library fits the weights of this one only."""
+    return hash_json(asdict(config))
 
 
 def _constant_function(name: str, value: str) -> relax.Function:
