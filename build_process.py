@@ -4,7 +4,9 @@ The child (`python -m everycast.targets.build`) reads one JSON request from its 
 answers with JSON lines: progress as it goes, at the end the artifact or one error.
 """
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from .artifact import errors
+
+# -P: nothing in the current folder may stand in for a module of the compiler.
+COMMAND = (sys.executable, "-P", "-m", "everycast.targets.build")
 
 Progress = Callable[["BuildProgress"], None]
 
@@ -56,23 +61,23 @@ def build(
         "context_window_size": context_window_size,
         "dump_ir": None if dump_ir is None else str(Path(dump_ir).absolute()),
     }
-    command = [sys.executable, "-m", "everycast.targets.build"]
+    # In a group of its own, the child does not get the terminal's Ctrl-C: it is ended below, or
+    # ends by itself when nobody reads its answers any more.
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
-    ) as child:
+        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", errors="replace",
+        process_group=0,
+    ) as child:  # fmt: skip
         assert child.stdin is not None and child.stdout is not None
-        child.stdin.write(json.dumps(request))
-        child.stdin.close()
         try:
+            with contextlib.suppress(BrokenPipeError):  # it died; what it left is read below
+                child.stdin.write(json.dumps(request))
+                child.stdin.close()
             answer = _follow(child.stdout, progress)
         except BaseException:
             child.terminate()
             raise
     if answer is None:
-        raise errors.CompileError(
-            f"the compiler stopped without an answer (exit code {child.returncode}); "
-            "it may have run out of memory"
-        )
+        raise errors.CompileError(_end_of(child.returncode))
     if "error" in answer:
         raise _error(answer["error"])
     return Path(answer["artifact"])
@@ -85,12 +90,24 @@ def _follow(lines: Any, progress: Progress | None) -> dict[str, Any] | None:
             message = json.loads(line)
         except ValueError:
             continue  # a library printed something
+        if not isinstance(message, dict):
+            continue
         if "progress" in message:
             if progress is not None:
                 progress(BuildProgress(**message["progress"]))
-        else:
+        elif "artifact" in message or "error" in message:
             answer = message
     return answer
+
+
+def _end_of(exit_code: int) -> str:
+    if exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        return (
+            f"the compiler was ended by signal {name}; where memory ran out, close programs or use "
+            "a smaller model"
+        )
+    return f"the compiler stopped without an answer (exit code {exit_code}); see what it printed"
 
 
 def _error(error: dict[str, str]) -> errors.EverycastError:

@@ -28,6 +28,7 @@ app = typer.Typer(
 
 MODEL_HELP = "A name, a Hugging Face folder, HF://org/name, a GGUF file, or a compiled folder."
 SCHEME_HELP = "Such as q4f16_1 or q0f32. Default: a GGUF as it is, a float model in 4 bits."
+ACTIVATIONS_HELP = "Inputs of quantized layers: auto, int8, int16, float32."
 CONTEXT_HELP = "Most tokens of prompt and answer together."
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
@@ -35,6 +36,7 @@ Target = Annotated[str, typer.Option("--target", help="What to compile for: cpu 
 Quantization = Annotated[str | None, typer.Option("--quantization", "-q", help=SCHEME_HELP)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the model's folder goes.")]
 Context = Annotated[int | None, typer.Option("--context-window-size", min=1, help=CONTEXT_HELP)]
+Activations = Annotated[str, typer.Option(help=ACTIVATIONS_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no memory plan.")]
 
@@ -101,9 +103,7 @@ def compile_model(
     quantization: Quantization = None,
     output: Output = Path("dist"),
     context_window_size: Context = None,
-    activations: Annotated[
-        str, typer.Option(help="Inputs of quantized layers: auto, int8, int16, float32.")
-    ] = "auto",
+    activations: Activations = "auto",
     dump_ir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the IR after each phase.")
     ] = None,
@@ -140,6 +140,7 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="Makes a random answer repeatable.")] = None,
     target: Target = "cpu",
     quantization: Quantization = None,
+    activations: Activations = "auto",
     context_window_size: Context = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -158,7 +159,9 @@ def chat(
     if is_single and prompt is None:
         prompt = sys.stdin.read()
     config = {"context_window_size": context_window_size}
-    with open_engine(model, target, quantization, config, quiet=quiet or json) as engine:
+    with open_engine(
+        model, target, quantization, config, quiet=quiet or json, activations=activations
+    ) as engine:
         options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
         session = Session(engine, system, options)
         if not session.is_chat:
@@ -215,6 +218,7 @@ def serve(
         parts = load_parts(model, target, quantization, mode, config, quiet=quiet)
         engine = AsyncMLCEngine.from_parts(*parts)
         try:
+            bound.listen()  # whoever waits for the next line may connect at once
             console.note(f"serving {engine.model_name} at {url(bound)}/v1 (Ctrl-C stops)")
             run_server(engine, bound, ServerLimits(max_requests=max_requests))
         finally:
@@ -278,6 +282,7 @@ def perplexity(
     ] = None,
     target: Target = "cpu",
     quantization: Quantization = None,
+    activations: Activations = "auto",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -293,7 +298,9 @@ def perplexity(
 
     content = read_text(text)
     config = {"context_window_size": tokens}
-    with open_engine(model, target, quantization, config, quiet=quiet or json) as engine:
+    with open_engine(
+        model, target, quantization, config, quiet=quiet or json, activations=activations
+    ) as engine:
         result = measure_perplexity(engine, content, tokens, bos=bos)
     if json:
         console.print_json(result.record())

@@ -2,6 +2,8 @@
 
 import os
 import platform
+import re
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -9,22 +11,27 @@ from importlib import metadata
 from typing import Literal
 
 from .artifact.cache import cache_dir
+from .artifact.errors import CompileError
 from .artifact.host import host_features, host_platform
 from .engine.memory_plan import available_memory
+from .targets.linker import find_linker
 
 GIB = 2**30
 MIN_PYTHON = (3, 11)
 MIN_FREE_BYTES = 2 * GIB
 
 _KERNELS = (
-    ("avx512vnni", "AVX-512 VNNI: int8 dot products, 512 bits wide"),
-    ("avx512f", "AVX-512"),
-    ("avx2", "AVX2 and FMA (x86-64-v3)"),
-    ("i8mm", "NEON int8 matrix products"),
-    ("dotprod", "NEON int8 dot products"),
-    ("neon", "NEON"),
+    (
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vnni"}),
+        "AVX-512 VNNI: int8 dot products, 512 bits wide",
+    ),
+    (frozenset({"avx512f"}), "AVX-512"),
+    (frozenset({"avx2", "fma"}), "AVX2 and FMA (x86-64-v3)"),
+    (frozenset({"neon"}), "NEON"),
 )
-"""CPU feature (LLVM's name) → the kernels it selects, best first."""
+"""CPU features (LLVM's names) → the kernels they select, best first, as `schedules/cpu/isa.py`."""
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]*[A-Za-z0-9])(?:\[.*\])? *(==|>=) *([^,; ]+)")
+"""The form in which `pyproject.toml` states what it needs: a name and one bound."""
 _LATER_TARGETS = ("cuda", "rocm", "metal", "vulkan", "webgpu", "ios", "android")
 
 
@@ -39,9 +46,9 @@ class Check:
 
 def run_checks() -> list[Check]:
     """All checks, in the order they are shown. None of them raises, none imports the compiler."""
-    checks = [_python(), *_packages(), _runtime(), _linker()]
+    checks = [_python(), *_packages(), _runtime(), *_linkers()]
     checks += [*_cpu(), _threads(), _memory(), _disk()]
-    checks.append(Check("target cpu", "ok", "compiles and runs here"))
+    checks.append(_target_cpu(checks))
     checks += [
         Check(f"target {name}", "info", "not yet in this version") for name in _LATER_TARGETS
     ]
@@ -66,20 +73,30 @@ def _packages() -> list[Check]:
         if "extra ==" in requirement:
             continue
         pinned = requirement.partition(";")[0].strip()
-        name, is_exact, version = pinned.partition("==")
-        name = name.partition("[")[0].rstrip(" <>=!~0123456789.,") if not is_exact else name.strip()
+        match = _REQUIREMENT.fullmatch(pinned)
+        assert match is not None, pinned
+        name, relation, version = match.groups()
         found = _installed_version(name)
         if found is None:
             checks.append(Check(name, "fail", f"missing; run: pip install '{pinned}'"))
-        elif is_exact and found != version:
+        elif relation == "==" and found != version:
             detail = f"{found}, tested with {version}; run: pip install '{pinned}'"
             checks.append(Check(name, "fail", detail))
+        elif relation == ">=" and _release(found) < _release(version):
+            detail = f"{found}, needs {version} or later; run: pip install '{pinned}'"
+            checks.append(Check(name, "fail", detail))
         else:
-            checks.append(Check(name, "ok", found if is_exact else f"{found} ({pinned})"))
+            checks.append(Check(name, "ok", found if relation == "==" else f"{found} ({pinned})"))
     if nightly := _installed_version("mlc-ai-nightly"):
         detail = f"{nightly} is installed; it provides `tvm` too and hides the tested one"
         checks.append(Check("mlc-ai-nightly", "warn", detail))
     return checks
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: `0.27.0.post1` → (0, 27, 0)."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(number) for number in match[0].split(".")) if match else ()
 
 
 def _installed_version(name: str) -> str | None:
@@ -103,11 +120,21 @@ def _cpu() -> list[Check]:
     features = host_features()
     if not features:
         return [Check("cpu", "warn", f"features of this {host_platform()} are not known")]
-    chosen = next((text for feature, text in _KERNELS if feature in features), None)
+    chosen = next((text for needed, text in _KERNELS if needed <= features), None)
     if chosen is None:
-        return [Check("cpu", "fail", "needs x86-64-v3 (AVX2 and FMA) or arm64 with NEON")]
-    present = [feature for feature, _ in _KERNELS if feature in features]
+        detail = "lacks AVX2 and FMA; needs x86-64-v3 (Intel Haswell, AMD Zen, or later) or arm64"
+        return [Check("cpu", "fail", detail)]
+    present = sorted(features & {name for needed, _ in _KERNELS for name in needed})
     return [Check("cpu", "ok", ", ".join(present)), Check("cpu kernels", "ok", chosen)]
+
+
+def _target_cpu(checks: list[Check]) -> Check:
+    """Whether `--target cpu` works, from the checks of what it needs."""
+    needed = ("apache-tvm", "apache-tvm-ffi", "tvm runtime", "linker", "cpu")
+    missing = [c.name for c in checks if c.name in needed and c.status == "fail"]
+    if missing:
+        return Check("target cpu", "fail", f"not without: {', '.join(missing)} (above)")
+    return Check("target cpu", "ok", "compiles and runs here")
 
 
 def _memory() -> Check:
@@ -127,13 +154,19 @@ def _disk() -> Check:
     return Check("cache", "ok" if free >= MIN_FREE_BYTES else "warn", detail)
 
 
-def _linker() -> Check:
-    """What links a library: the first that TVM would take."""
-    names = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "gcc", "clang", "cc"]
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found is None:
-        return Check("linker", "fail", "none found; compiling needs one: install g++ or clang")
-    return Check("linker", "ok", found)
+def _linkers() -> list[Check]:
+    """What links libraries for this machine, and for arm64 machines (only a bonus)."""
+    checks = []
+    here = host_platform()
+    for where in dict.fromkeys((here, "linux-x86_64", "linux-aarch64")):
+        name = "linker" if where == here else f"linker {where}"
+        try:
+            linker = find_linker(where)
+        except CompileError as error:
+            checks.append(Check(name, "fail" if where == here else "info", str(error)))
+        else:
+            checks.append(Check(name, "ok", shlex.join(linker.command)))
+    return checks
 
 
 def _threads() -> Check:

@@ -24,16 +24,18 @@ class Perplexity:
 
 
 def read_text(path: Path) -> str:
-    """The file's text; a byte order mark is dropped, line ends stay as they are.
+    """The file's text; a byte order mark is dropped and every line end becomes a newline, so that
+    a figure does not depend on the machine that wrote the file.
 
     Raises RequestError if it is not UTF-8 or cannot be read.
     """
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def measure_perplexity(

@@ -1,7 +1,7 @@
 """Built models on this machine: find one, build what is missing, list, remove.
 
 Light on purpose (standard library only): `chat` of a cached model goes through here before the
-engine starts. One slot per source, quantization, target and version:
+engine starts. One slot per source, quantization, target, activations and version:
 
     <cache>/artifacts/<name>-<key>/
         slot.json            the record below, written last: a slot without it is not finished
@@ -36,6 +36,7 @@ class Slot:
     target: str
     version: str
     artifact: str
+    activations: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ def ensure_artifact(
     target: str = "cpu",
     quantization: str | None = None,
     *,
+    activations: str = "auto",
     build: Callable[..., Path] | None = None,
     **build_options: Any,
 ) -> Path:
@@ -91,19 +93,25 @@ def ensure_artifact(
     A cached one is found by sizes and times of the source's files alone: nothing is opened.
     `build` (default: `everycast.build_process.build`) gets `build_options` as they are.
 
-    Raises CheckpointError for a path that does not exist, ArtifactError if an artifact folder is
-    not of the asked quantization, and what `build` raises.
+    Raises CheckpointError for a path that does not exist, RequestError if an artifact folder is
+    not of the asked quantization or activations are asked of one, and what `build` raises.
     """
     path = Path(model).expanduser()
     if is_artifact(path):
         _check_quantization(path, quantization)
+        if activations != "auto":
+            raise RequestError(
+                f"{path} is compiled already, activations included; leave --activations out, or "
+                "compile its checkpoint again",
+                param="activations",
+            )
         return path
     spec = model
     if path.exists():
         spec = str(path.resolve())
     elif _looks_like_path(model):
         raise CheckpointError(f"{model}: no such file or folder")
-    folder = cache_dir() / "artifacts" / _slot_name(spec, target, quantization)
+    folder = cache_dir() / "artifacts" / _slot_name(spec, target, quantization, activations)
     if (found := _finished(folder)) is not None:
         return found
     from filelock import FileLock
@@ -116,9 +124,14 @@ def ensure_artifact(
             return found
         shutil.rmtree(folder, ignore_errors=True)  # left by a build that was killed
         built = (build or build_process.build)(
-            model, target=target, quantization=quantization, output=folder, **build_options
+            model,
+            target=target,
+            quantization=quantization,
+            output=folder,
+            activations=activations,
+            **build_options,
         )
-        slot = Slot(spec, quantization, target, __version__, built.name)
+        slot = Slot(spec, quantization, target, __version__, built.name, activations)
         record = folder / f"{_SLOT_RECORD}.part"
         record.write_text(json.dumps(asdict(slot)), encoding="utf-8")
         record.replace(folder / _SLOT_RECORD)
@@ -206,14 +219,14 @@ def _check_quantization(artifact: Path, wanted: str | None) -> None:
         )
 
 
-def _slot_name(spec: str, target: str, quantization: str | None) -> str:
+def _slot_name(spec: str, target: str, quantization: str | None, activations: str) -> str:
     """Folder name that changes when the source's files, the request or everycast do."""
     path = Path(spec)
     state = []
     for file in _source_files(path):
         status = file.stat()
         state.append([file.name, status.st_size, status.st_mtime_ns])
-    key = json.dumps([spec, sorted(state), target, quantization, __version__])
+    key = json.dumps([spec, sorted(state), target, quantization, activations, __version__])
     digest = hashlib.sha256(key.encode()).hexdigest()[:12]
     stem = path.name.removesuffix(".gguf") if path.exists() else spec.rpartition("/")[2]
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', stem)[:60] or 'model'}-{digest}"

@@ -64,13 +64,16 @@ def load_parts(
     config: dict[str, Any],
     *,
     quiet: bool,
+    activations: str = "auto",
 ) -> "EngineParts":
     """Build what is missing, print the memory plan, load. config: engine_config, None is unset."""
     from .engine.loader import open_artifact
     from .model_store import ensure_artifact
 
     with BuildView(quiet=quiet) as view:
-        folder = ensure_artifact(model, target, quantization, progress=view.progress)
+        folder = ensure_artifact(
+            model, target, quantization, activations=activations, progress=view.progress
+        )
     artifact = open_artifact(folder, target, mode=mode, engine_config=config)
     if not quiet:
         console.note(artifact.plan.summary())
@@ -79,10 +82,18 @@ def load_parts(
 
 
 def open_engine(
-    model: str, target: str, quantization: str | None, config: dict[str, Any], *, quiet: bool
+    model: str,
+    target: str,
+    quantization: str | None,
+    config: dict[str, Any],
+    *,
+    quiet: bool,
+    activations: str = "auto",
 ) -> "MLCEngine":
     """As `load_parts`, for one request at a time."""
-    parts = load_parts(model, target, quantization, "interactive", config, quiet=quiet)
+    parts = load_parts(
+        model, target, quantization, "interactive", config, quiet=quiet, activations=activations
+    )
     from .engine.mlc_engine import MLCEngine
 
     return MLCEngine.from_parts(*parts)

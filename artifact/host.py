@@ -68,8 +68,6 @@ _APPLE_FEATURES = {
     "hw.optional.fma": "fma",
     "hw.optional.sse4_2": "sse4.2",
 }
-KNOWN_FEATURES = frozenset((*_X86_FEATURES.values(), *_ARM_FEATURES.values()))
-"""Every feature name that `host_features` can give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +120,14 @@ def host_features() -> frozenset[str]:
     except (OSError, subprocess.SubprocessError):
         pass  # an unknown machine is not an error: see Host
     return frozenset()
+
+
+def known_features(platform: str) -> frozenset[str]:
+    """Every feature name that `host_features` can give on `platform` (`linux-x86_64`): a library
+    can be held to no other there."""
+    if platform.startswith("macos-"):
+        return frozenset(_APPLE_FEATURES.values())
+    return frozenset((*_X86_FEATURES.values(), *_ARM_FEATURES.values()))
 
 
 def features_from_cpuinfo(text: str) -> frozenset[str]:

@@ -136,11 +136,15 @@ def check_library(manifest: Manifest, target: str, host: Host) -> LibraryStamp:
         )
         if built_by != running
     ]
+    again = f"compile it again with --target {target}"
+    here = f"compile one for this machine with --target {target.partition(':')[0]}"
     if library.platform not in ("any", host.platform):
+        again = here
         faults.append(f"built for {library.platform}, this machine is {host.platform}")
     elif missing := sorted(set(library.cpu_features) - host.cpu_features):
         # Where the features cannot be found out, nothing is known to be missing.
         if host.cpu_features and library.platform != "any":
+            again = here
             faults.append(f"needs CPU features this machine lacks: {', '.join(missing)}")
     if library.config_hash != manifest.model.config_hash:
         faults.append("compiled for another model configuration (config hash)")
@@ -149,7 +153,7 @@ def check_library(manifest: Manifest, target: str, host: Host) -> LibraryStamp:
     if faults:
         raise ArtifactError(
             f"library '{target}' of {manifest.model.name} does not fit: {'; '.join(faults)}; "
-            f"compile it again with --target {target}"
+            + again
         )
     return library
 

@@ -29,7 +29,7 @@ from tvm.tirx.script import builder as B
 from ..artifact.tensor_format import TensorFormat
 from ..schedules.cpu.activation import activation_buffers, quantize_activations
 from ..schedules.cpu.isa import isa_of
-from ..schedules.cpu.linear import linears, uses_int8
+from ..schedules.cpu.linear import Activations, linears, num_terms
 from ..schedules.cpu.packing import PackedWeight
 from ..schedules.cpu.vectors import LANES, body, constant, kernel, ramp, splat
 
@@ -42,6 +42,7 @@ FORMATS = {
     "bfloat16": TensorFormat("bfloat16"),
     "float32": TensorFormat("float32"),
 }
+KINDS: tuple[Activations, ...] = ("int8", "int16", "float32")
 TOKENS = (1, 2, 4, 8, 64, 256)
 STREAM_BYTES = 160 * 2**20
 PEAK_STEPS = 1_000_000
@@ -135,7 +136,7 @@ def limits(target: Target, has_int8: bool, seconds: float) -> Iterator[str]:
         yield f"{'int8' if int8 else 'float32'} {rate / took:.0f} GOP/s"
 
 
-def measure(weight: PackedWeight, int8: bool, target: Target, seconds: float) -> Iterator[str]:
+def measure(weight: PackedWeight, terms: int, target: Target, seconds: float) -> Iterator[str]:
     rng = np.random.default_rng(0)
     stride = -(-weight.num_bytes // 4096) * 4096
     copies = max(1, STREAM_BYTES // stride)
@@ -146,15 +147,15 @@ def measure(weight: PackedWeight, int8: bool, target: Target, seconds: float) ->
     for start in starts:
         memory[start : start + len(pattern)] = pattern
     packed = [tvm_ffi.from_dlpack(memory[s : s + weight.num_bytes]) for s in starts]
-    run = build(linears([weight], [False], isa=isa_of(target), int8=int8), target)
+    run = build(linears([weight], [False], isa=isa_of(target), terms=terms), target)
     for m in TOKENS:
         x = tvm.runtime.tensor(rng.standard_normal((m, weight.k)).astype("float32"))
         y = tvm.runtime.tensor(np.zeros((m, weight.n), "float32"))
         inputs = [x]
-        if int8:
-            specs = activation_buffers(weight.k, m)
+        if terms:
+            specs = activation_buffers(weight.k, m, terms)
             inputs = [tvm.runtime.empty(shape, dtype) for shape, dtype in specs]
-            build(quantize_activations(weight.k), target)(x, *inputs)
+            build(quantize_activations(weight.k, terms), target)(x, *inputs)
         used = packed if m <= 8 else packed[:1]
 
         def round_(inputs: list[Any] = inputs, y: Any = y, used: list[Any] = used) -> None:
@@ -182,11 +183,12 @@ def main() -> None:
     print(f"{options.n} x {options.k}, GB/s and GOP/s for tokens: {TOKENS}")
     for name, fmt in FORMATS.items():
         weight = PackedWeight(fmt, options.n, options.k)
-        for int8 in (True, False):
-            if int8 and not uses_int8([weight], isa, "int8"):
+        for activations in KINDS:
+            terms = num_terms([weight], isa, activations)
+            if not terms and activations != "float32":
                 continue
-            row = measure(weight, int8, target, options.seconds)
-            print(f"{name:13} {'int8' if int8 else 'float32':8}", " |".join(row), flush=True)
+            row = measure(weight, terms, target, options.seconds)
+            print(f"{name:13} {activations:8}", " |".join(row), flush=True)
 
 
 if __name__ == "__main__":

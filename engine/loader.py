@@ -2,15 +2,19 @@
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..artifact.errors import ArtifactError, EverycastError
+from ..artifact.dtypes import numpy_dtype
+from ..artifact.errors import ArtifactError, RequestError
 from ..artifact.host import this_host
 from ..artifact.manifest import (
+    MANIFEST_JSON,
     LibraryStamp,
+    Limits,
     Manifest,
     check_library,
     check_weights,
@@ -24,7 +28,7 @@ from .memory_plan import MemoryPlan, available_memory, plan_memory
 from .model_description import ModelDescription
 from .model_runner import ModelInfo
 from .paged_runner import PagedRunner
-from .parameters import Progress, load_parameters
+from .parameters import Progress, load_parameters, read_parameters
 from .runtime import Library
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
@@ -35,16 +39,25 @@ CHAT_CONFIG_JSON = "mlc-chat-config.json"
 DEVICES = ("cpu",)
 """What a library can run on, best first."""
 
+_ADVICE: dict[str, Any] = {
+    "temperature": int | float,
+    "top_p": int | float,
+    "top_k": int,
+    "min_p": int | float,
+    "repetition_penalty": int | float,
+}
+"""Sampling settings that `mlc-chat-config.json` may hold, and their types."""
+
 EngineParts = tuple[EngineLoop, Tokenizer, ModelDescription]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenArtifact:
-    """An artifact that fits this machine, and its memory plan; nothing big is loaded yet."""
+    """An artifact that fits this machine, and its memory plan; no weights are loaded yet."""
 
     folder: Path
     manifest: Manifest
-    library: Path
+    library: Library
     weights: TensorCacheReader
     info: ModelInfo
     config: EngineConfig
@@ -52,22 +65,22 @@ class OpenArtifact:
     plan: MemoryPlan
 
     def load(self, progress: Progress | None = None) -> EngineParts:
-        """Load the library and its parameters and take the KV pages.
+        """Load the library's parameters and take the KV pages.
 
         `progress(done, total)` is called with bytes if weights must be packed first.
         """
         tokenizer = Tokenizer.from_folder(self.folder)
+        description = ModelDescription(self.folder.name, _defaults(self.chat_config, self.info))
         limits = self.config.resolve(self.info, self.plan.num_pages)
-        library = Library(self.library)
-        parameters = load_parameters(self.folder, library, self.weights, progress)
-        runner = PagedRunner(library, parameters, self.info, self.plan.num_pages)
+        parameters = load_parameters(self.folder, self.library, self.weights, progress)
+        runner = PagedRunner(self.library, parameters, self.info, self.plan.num_pages)
         loop = EngineLoop(
             runner,
             limits,
             tokenizer_size=tokenizer.size,
             eos_token_ids=self.chat_config["eos_token_id"],
         )
-        return loop, tokenizer, ModelDescription(self.folder.name, _defaults(self.chat_config))
+        return loop, tokenizer, description
 
 
 def load_engine_parts(
@@ -102,24 +115,29 @@ def open_artifact(
     manifest = read_manifest(folder)
     weights = TensorCacheReader(folder)
     check_weights(manifest, weights)
-    stamp = _library_stamp(manifest, device)
-    library = library_file(folder, stamp) if model_lib is None else Path(model_lib)
     chat_config = _read_chat_config(folder)
-    limits = stamp.limits
-    info = ModelInfo(
-        vocab_size=int(chat_config["vocab_size"]),
-        context_window_size=int(chat_config["context_window_size"]),
-        page_size=limits.page_size,
-        page_bytes=limits.page_bytes,
-        prefill_chunk_size=limits.prefill_chunk_size,
-        max_num_sequence=limits.max_num_sequence,
-    )
     config = _engine_config(mode, engine_config)
+    if model_lib is None:
+        stamp = _library_stamp(manifest, device)
+        library = Library(library_file(folder, stamp))
+        if _limits(library.metadata) != stamp.limits:
+            raise ArtifactError(
+                f"library {stamp.file} of {folder} has other limits than {MANIFEST_JSON} says; "
+                "compile it again"
+            )
+    else:
+        library = Library(Path(model_lib))
+        if library.metadata.get("config_hash") != manifest.model.config_hash:
+            raise ArtifactError(
+                f"model_lib {model_lib} was compiled for another model than {manifest.model.name}; "
+                "compile it again"
+            )
+    info = _model_info(library.metadata)
     plan = plan_memory(
         config,
         info,
-        weight_bytes=manifest.weights.num_bytes,
-        workspace_bytes=_workspace_bytes(stamp),
+        weight_bytes=read_parameters(library.metadata)[1],
+        workspace_bytes=_workspace_bytes(library.metadata),
         available_bytes=available_memory(),
     )
     if plan.num_tokens < config.kv_tokens(info):
@@ -132,8 +150,8 @@ def open_artifact(
 
 
 def _library_stamp(manifest: Manifest, device: str) -> LibraryStamp:
-    """The library for `device`, or of all that fit this machine the most specific: a library for
-    a named CPU was asked for by someone who knew why."""
+    """The library for `device` (`cpu`, or `cpu:x86-64-v3`: this one and no other). Of several that
+    fit, the one that uses most of this machine's CPU features."""
     names = list(manifest.libraries)
     if device != "auto":
         if device.partition(":")[0] not in DEVICES:
@@ -143,14 +161,14 @@ def _library_stamp(manifest: Manifest, device: str) -> LibraryStamp:
         names = [name for name in names if name == device or name.partition(":")[0] == device]
     if not names:
         return check_library(manifest, "cpu" if device == "auto" else device, this_host())
-    refusal: EverycastError | None = None
-    for name in sorted(names, key=len, reverse=True):
+    names.sort(key=lambda name: len(manifest.libraries[name].cpu_features), reverse=True)
+    refusals = []
+    for name in names:
         try:
             return check_library(manifest, name, this_host())
         except ArtifactError as error:
-            refusal = error
-    assert refusal is not None
-    raise refusal
+            refusals.append(error)
+    raise refusals[0]
 
 
 def _engine_config(
@@ -165,22 +183,51 @@ def _read_chat_config(folder: Path) -> dict[str, Any]:
     path = folder / CHAT_CONFIG_JSON
     try:
         values: dict[str, Any] = json.loads(path.read_bytes())
-        missing = {"vocab_size", "context_window_size", "eos_token_id"} - set(values)
     except (OSError, ValueError) as error:
         raise ArtifactError(f"cannot read {path}: {error}; build the model again") from None
-    if missing:
-        raise ArtifactError(f"{path} lacks {', '.join(sorted(missing))}; build the model again")
+    if not isinstance(values, dict) or not isinstance(values.get("eos_token_id"), list):
+        raise ArtifactError(f"{path} has no list eos_token_id; build the model again")
     return values
 
 
-def _workspace_bytes(stamp: LibraryStamp) -> int:
+def _limits(metadata: Mapping[str, Any]) -> Limits:
+    layers, _, *rest = metadata["page_shape"]
+    page_bytes = layers * math.prod(rest) * numpy_dtype(metadata["kv_dtype"]).itemsize
+    return Limits(
+        metadata["prefill_chunk_size"], metadata["max_num_sequence"], metadata["page_size"],
+        page_bytes,
+    )  # fmt: skip
+
+
+def _model_info(metadata: Mapping[str, Any]) -> ModelInfo:
+    """What the library was compiled for; it holds whatever the artifact's other files say."""
+    limits = _limits(metadata)
+    return ModelInfo(
+        vocab_size=metadata["vocab_size"],
+        context_window_size=metadata["context_window_size"],
+        page_size=limits.page_size,
+        page_bytes=limits.page_bytes,
+        prefill_chunk_size=limits.prefill_chunk_size,
+        max_num_sequence=limits.max_num_sequence,
+    )
+
+
+def _workspace_bytes(metadata: Mapping[str, Any]) -> int:
     """Forward and logits run one after the other, but the allocator keeps both."""
-    memory = stamp.function_memory_bytes
+    memory: dict[str, int] = metadata["function_memory_bytes"]
     return memory.get("forward", 0) + memory.get("logits", 0)
 
 
-def _defaults(chat_config: Mapping[str, Any]) -> SamplingParams:
-    """The checkpoint's advice on sampling, where it gives any."""
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    given = {name: chat_config[name] for name in names if chat_config.get(name) is not None}
-    return SamplingParams(**given)
+def _defaults(chat_config: Mapping[str, Any], info: ModelInfo) -> SamplingParams:
+    """The checkpoint's advice on sampling, where it gives any; ArtifactError if it makes no
+    sense (someone edited the file)."""
+    given = {name: chat_config[name] for name in _ADVICE if chat_config.get(name) is not None}
+    try:
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, _ADVICE[name]):
+                raise RequestError(f"{name} must be a number, got {value!r}")
+        advice = SamplingParams(**given)
+        advice.validate(info.vocab_size, info.vocab_size)
+    except RequestError as error:
+        raise ArtifactError(f"{CHAT_CONFIG_JSON}: {error}; correct it") from None
+    return advice

@@ -57,7 +57,7 @@ class PagedRunner:
 
 
 def slots_of(step: StepInput, page_size: int) -> np.ndarray:
-    """Where each new token's key and value go: page · page_size + offset, [num_tokens] int32."""
+    """Where each new token's key and value go: page · page_size + offset, [num_tokens]."""
     counts = np.diff(step.query_offsets)
     sequences = np.repeat(np.arange(len(counts)), counts)
     pages = step.block_tables[sequences, step.positions // page_size]
@@ -66,7 +66,7 @@ def slots_of(step: StepInput, page_size: int) -> np.ndarray:
 
 
 def query_tiles(query_offsets: np.ndarray, tile: int) -> np.ndarray:
-    """The batch cut into tiles of at most `tile` tokens of one sequence: [num_tiles, 3] int32 of
+    """The batch cut into tiles of at most `tile` tokens of one sequence: [num_tiles, 3] of
     (sequence, first token, number of tokens)."""
     counts = np.diff(query_offsets)
     per_sequence = -(-counts // tile)

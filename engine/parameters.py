@@ -90,12 +90,21 @@ def _packed_file(folder: Path, key: str) -> Path:
 
 
 def _check_sources(parameters: Sequence[Parameter], weights: TensorCacheReader) -> None:
+    """ArtifactError unless every tensor is there, in the form that the library takes as it is."""
     missing = [s for parameter in parameters for s in parameter.sources if s not in weights]
     if missing:
         raise ArtifactError(
             f"{weights.folder} lacks {len(missing)} tensors that its library needs: "
             f"{', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}; build it again"
         )
+    for parameter in parameters:
+        if parameter.pack is None:
+            stored = weights.info(parameter.sources[0])
+            if (stored.shape, stored.dtype) != (parameter.shape, parameter.dtype):
+                raise ArtifactError(
+                    f"{weights.folder} has {parameter.name} as {stored.dtype} {stored.shape}, but "
+                    f"its library takes {parameter.dtype} {parameter.shape}; compile it again"
+                )
 
 
 def _pack(
@@ -137,7 +146,14 @@ def _packed(parameter: Parameter, library: Library, weights: TensorCacheReader) 
         copy = aligned_empty(source.shape, source.dtype)
         copy[...] = source
         tensors.append(as_tensor(copy))
-    return as_array(library.function(parameter.pack)(*tensors))
+    try:
+        return as_array(library.function(parameter.pack)(*tensors))
+    except Exception as error:  # TVM checks shapes and dtypes of the arguments
+        reason = "".join(str(error).strip().splitlines()[-1:])
+        raise ArtifactError(
+            f"{', '.join(parameter.sources)} of {weights.folder} do not fit the library: {reason}; "
+            "compile it again"
+        ) from error
 
 
 def _read(path: Path, num_bytes: int) -> np.ndarray:

@@ -15,12 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from ..artifact.errors import ArtifactError
+from ..artifact.dtypes import numpy_dtype
+from ..artifact.errors import ArtifactError, CapacityError
 from .tvm_runtime import tvm_ffi
 
 _RUNTIME_FILES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 _HUGE_PAGE_BYTES = 2 << 20
 _CPU, _POOLED_ALLOCATOR = 1, 2
+
+_loaded_files: dict[Path, list[tuple[int, int]]] = {}
+"""Path → the files, by inode and time, that were loaded as libraries from there."""
 
 # The array that owns a tensor's memory must outlive it; DLPack does that for NumPy arrays.
 Tensor = Any
@@ -43,12 +47,15 @@ def load_runtime() -> None:
 
 
 class Library:
-    """A compiled model library on the CPU. Its functions are Relax functions of the VM."""
+    """A compiled model library on the CPU. Its functions are Relax functions of the VM.
+
+    Raises ArtifactError for a file that is none.
+    """
 
     def __init__(self, path: Path) -> None:
         load_runtime()
         try:
-            module = tvm_ffi.load_module(str(path))
+            module = tvm_ffi.load_module(_unloaded_name(path))
             self._vm = module["vm_load_executable"]()
             self._vm["vm_initialization"](_CPU, 0, _POOLED_ALLOCATOR, _CPU, 0, _POOLED_ALLOCATOR)
             self.metadata: dict[str, Any] = json.loads(str(self._vm["_metadata"]()))
@@ -64,10 +71,30 @@ class Library:
         return func
 
 
+def _unloaded_name(path: Path) -> str:
+    """A spelling of `path` under which no other file was loaded.
+
+    The system's loader knows libraries by name: a library that was compiled again in its old place
+    would be the old one for as long as this process runs.
+    """
+    status = path.stat()
+    files = _loaded_files.setdefault(path.absolute(), [])
+    file = (status.st_ino, status.st_mtime_ns)
+    if file not in files:
+        files.append(file)
+    return f"{path.absolute().parent}/{'./' * files.index(file)}{path.name}"
+
+
 def as_tensor(array: np.ndarray) -> Tensor:
     """The array as a TVM tensor, sharing memory. It must be contiguous and start on a multiple of
     64 bytes, which `aligned_empty` and `huge_array` give."""
-    return tvm_ffi.from_dlpack(array)
+    if array.dtype != numpy_dtype("bfloat16"):
+        return tvm_ffi.from_dlpack(array)
+    # NumPy's DLPack does not know this type: hand over the bits, then say what they are.
+    load_runtime()
+    bits = tvm_ffi.from_dlpack(array.view(np.uint16))
+    create_view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
+    return create_view(bits, tvm_ffi.Shape(array.shape), tvm_ffi.dtype("bfloat16"), 0)
 
 
 def as_tuple(tensors: list[Tensor]) -> Any:
@@ -85,11 +112,18 @@ def huge_array(num_bytes: int) -> np.ndarray:
 
     A model reads all its weights for every token: with 4 kB pages the address translation alone
     costs about a fifth of the bandwidth. Physical memory is taken when a page is first written.
+    Raises CapacityError if the address space is not to be had.
     """
     # Private: the default, MAP_SHARED, gets no transparent huge pages.
     size = max(num_bytes, 1) + _HUGE_PAGE_BYTES
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    memory = mmap.mmap(-1, size, **flags)
+    try:
+        memory = mmap.mmap(-1, size, **flags)
+    except OSError as error:
+        raise CapacityError(
+            f"the system grants no {num_bytes / 1e6:.0f} MB of memory ({error.strerror}); free "
+            "some, or raise the limit (ulimit -v)"
+        ) from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)

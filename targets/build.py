@@ -7,16 +7,19 @@ import json
 import logging
 import os
 import shutil
+import signal
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from ..artifact.errors import CapacityError, EverycastError
+from ..artifact.errors import CapacityError, CompileError, EverycastError
 from ..artifact.files import atomic_folder, atomic_write
-from ..artifact.hashing import hash_file, hash_json
+from ..artifact.hashing import hash_file
 from ..artifact.host import running_versions
 from ..artifact.manifest import (
     MANIFEST_JSON,
@@ -37,8 +40,8 @@ from ..relax_models.config import DecoderConfig
 from ..relax_models.name_map import parameter_shapes
 from ..relax_models.registry import load_config, weight_map
 from ..relax_models.weights import WeightSource
-from .chat_config import CHAT_CONFIG_JSON, chat_config
-from .library import BuiltLibrary, build_library
+from .chat_config import CHAT_CONFIG_JSON, chat_config, sampling_advice
+from .library import BuiltLibrary, build_library, config_hash
 from .target import CompileTarget, find_target
 from .weights import WeightPlan, plan_weights, rope_parameters, stored_tensors
 
@@ -131,7 +134,7 @@ def _reusable(folder: Path, source: _Source) -> Manifest | None:
     same = (
         manifest.versions == running_versions()
         and manifest.model.source_hash == source.checkpoint.source_hash()
-        and manifest.model.config_hash == _config_hash(source.config)
+        and manifest.model.config_hash == config_hash(source.config)
         and manifest.weights.weights_hash == stored
     )
     return manifest if same else None
@@ -158,31 +161,45 @@ def _build_all(
     folder: Path, source: _Source, target: CompileTarget | None, request: BuildRequest,
     report: Report,
 ) -> None:  # fmt: skip
-    """Weights on one thread while the library compiles on this one (both leave the GIL free)."""
+    """Weights on one thread while the library compiles on this one (both leave the GIL free).
+
+    If one fails, or the user interrupts, the other does not go on for nothing.
+    """
     tokenizer = write_tokenizer(source.checkpoint, folder)
     config = chat_config(
-        source.config, tokenizer, source.plan.quantization, source.context_window_size
+        source.config,
+        tokenizer,
+        source.plan.quantization,
+        source.context_window_size,
+        sampling_advice(source.checkpoint),
     )
     atomic_write(folder / CHAT_CONFIG_JSON, json.dumps(config, indent=2).encode())
     with ThreadPoolExecutor(1) as pool:
-        weights = pool.submit(_write_weights, folder, source, report)
+        stop = threading.Event()
+        weights = pool.submit(_write_weights, folder, source, report, stop)
         library = None
-        if target is not None:
-            library = _compile(folder, source, target, request, report)
-        weights.result()
+        try:
+            if target is not None:
+                library = _compile(folder, source, target, request, report)
+            weights.result()
+        finally:
+            stop.set()
     manifest = _manifest(folder, source)
     if target is not None and library is not None:
         manifest = _with_library(manifest, folder, request, target, library)
     write_manifest(folder, manifest)
 
 
-def _write_weights(folder: Path, source: _Source, report: Report) -> None:
+def _write_weights(folder: Path, source: _Source, report: Report, stop: threading.Event) -> None:
+    """Every tensor of the artifact; with `stop`, no more than the next one."""
     tensors = source.checkpoint.tensors
     total = sum(tensors[s.name].num_bytes for s in source.sources.values())
     done = 0
     metadata = {"quantization": source.plan.quantization}
     with TensorCacheWriter(folder, metadata) as writer:
         for parameter, parts in stored_tensors(source.checkpoint, source.sources, source.plan):
+            if stop.is_set():
+                return
             for name, array in parts.items():
                 writer.add(name, array)
             done += tensors[source.sources[parameter].name].num_bytes
@@ -228,10 +245,6 @@ def _add_library(
     write_manifest(folder, _with_library(manifest, folder, request, target, library))
 
 
-def _config_hash(config: DecoderConfig) -> str:
-    return hash_json(asdict(config))
-
-
 def _manifest(folder: Path, source: _Source) -> Manifest:
     checkpoint, config = source.checkpoint, source.config
     licence = checkpoint.config.get("general.license") or checkpoint.config.get("license")
@@ -243,7 +256,7 @@ def _manifest(folder: Path, source: _Source) -> Manifest:
         architecture="decoder",
         source=str(checkpoint.path),
         source_hash=checkpoint.source_hash(),
-        config_hash=_config_hash(config),
+        config_hash=config_hash(config),
         num_parameters=sum(n * k for n, k in shapes.values()),
         licence=str(licence) if licence else None,
     )
@@ -281,33 +294,57 @@ def _with_library(
     return replace(manifest, libraries={**manifest.libraries, request.target: stamp})
 
 
-def main() -> int:
-    """Read a request, build, and answer in JSON lines; see the top of the file."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what compilers and linkers print is not an answer
+def answer_request(request: str, answers: BinaryIO) -> int:
+    """Build what the JSON `request` asks for and write what happens to `answers`, a line of JSON
+    each; the exit code: 0, 2 for an error that was answered, 130 if the parent wants no more."""
 
     def answer(message: dict[str, Any]) -> None:
-        print(json.dumps(message), file=answers, flush=True)
+        answers.write(json.dumps(message).encode() + b"\n")  # in one piece: two threads report
 
     def report(stage: str, done: int, total: int, unit: str) -> None:
         progress = {"stage": stage, "done": done, "total": total, "unit": unit}
         answer({"progress": progress})
 
-    values = json.loads(sys.stdin.read())
+    def answer_error(kind: type[EverycastError], message: str) -> int:
+        answer({"error": {"type": kind.__name__, "message": message}})
+        return 2
+
+    values = json.loads(request)
     for name in ("output", "dump_ir"):
         values[name] = Path(values[name]) if values[name] is not None else None
     try:
         folder = compile_model(BuildRequest(**values), report)
     except EverycastError as error:
-        answer({"error": {"type": type(error).__name__, "message": str(error)}})
-        return 2
+        return answer_error(type(error), str(error))
     except MemoryError:
         message = "not enough memory to build this model; close programs or use a smaller model"
-        answer({"error": {"type": CapacityError.__name__, "message": message}})
-        return 2
+        return answer_error(CapacityError, message)
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 130
+    except OSError as error:
+        return answer_error(CompileError, f"the build could not go on: {error}")
+    except Exception as error:
+        if os.environ.get("EVERYCAST_DEBUG"):
+            traceback.print_exc()
+        what = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        return answer_error(
+            CompileError,
+            f"unexpected {what} while building (set EVERYCAST_DEBUG=1 to see where, and report it)",
+        )
     answer({"artifact": str(folder)})
     return 0
+
+
+def main() -> int:
+    """The child process; see the top of the file."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up, as after Ctrl-C
+    with os.fdopen(os.dup(1), "wb", buffering=0) as answers:
+        os.dup2(2, 1)  # what compilers and linkers print is not an answer
+        try:
+            return answer_request(sys.stdin.read(), answers)
+        except BrokenPipeError:
+            return 130
 
 
 if __name__ == "__main__":

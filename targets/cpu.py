@@ -8,11 +8,12 @@ import tvm
 from tvm.target import codegen
 
 from ..artifact.errors import CompileError
-from ..artifact.host import KNOWN_FEATURES, host_features, host_platform
+from ..artifact.host import host_features, host_platform, known_features
 from ..schedules.cpu.attention import query_tile
 from ..schedules.cpu.isa import isa_of
 from ..schedules.cpu.lowering import cpu_handlers
 from ..schedules.passes.lower_operators import lower_operators
+from .linker import Linker, find_linker
 from .target import CompileTarget
 
 ARM_NAMES = ("cortex-", "neoverse-", "apple-", "ampere", "a64fx", "oryon", "generic-arm64")
@@ -24,7 +25,10 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
 
     `activations` is how the inputs of quantized linear layers are rounded: int8 (fastest prefill),
     int16 (two int8 terms: decodes as fast, as exact as floats) or float32; auto takes int16 where
-    the instruction set has integer dot products. CompileError for an unknown name.
+    the instruction set has integer dot products.
+
+    Raises CompileError for an unknown name, a CPU without the vector instructions that the kernels
+    need, or a machine without a linker.
     """
     if activations not in ACTIVATIONS:
         raise CompileError(
@@ -33,6 +37,11 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
     spec = _host_spec() if arch is None else _spec(arch)
     target = tvm.target.Target(spec)
     isa = isa_of(target)
+    if isa.name == "generic":
+        raise CompileError(
+            f"{'this CPU' if arch is None else 'CPU'} ({spec['mcpu']}) lacks AVX2 and FMA; the "
+            "kernels need x86-64-v3 (Intel Haswell, AMD Zen, or later) or arm64"
+        )
     if activations in ("int8", "int16") and not isa.has_vnni512:
         raise CompileError(
             f"{activations} activations need AVX-512 VNNI, which {spec['mcpu']} lacks; "
@@ -41,15 +50,17 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
     mode: Any = activations
     if activations == "auto":
         mode = "int16" if isa.has_vnni512 else "float32"
-    features = {str(name) for name in codegen.llvm_get_cpu_features(target)}
+    features = _llvm_features(target)
+    platform = _platform(spec)
+    linker = find_linker(platform)
     return CompileTarget(
         name="cpu",
         spec=spec,
         library_suffix="so",
-        platform=_platform(spec),
-        required_features=frozenset(features & KNOWN_FEATURES),
+        platform=platform,
+        required_features=features & known_features(platform),
         lower=lambda module, names: lower_operators(module, names, cpu_handlers(isa, mode)),
-        export=_export,
+        export=lambda executable, path: _export(executable, path, linker),
         kv_dtype=lambda dtype: "float32" if dtype == "float32" else "float16",
         constants={"isa": isa.name, "activations": mode},
         model_constants=lambda config: {
@@ -64,19 +75,26 @@ def _platform(spec: dict[str, Any]) -> str:
 
 
 def _host_spec() -> dict[str, Any]:
-    """This machine. A virtual machine may hide features of its CPU model: they are turned off."""
+    """This machine. LLVM goes by the name of the CPU; a virtual machine may hide some of what that
+    CPU can do, or hide the name. What the system reports is right, where it reports anything."""
     spec: dict[str, Any] = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu())}
     present = host_features()
     if present:
-        enabled = {str(n) for n in codegen.llvm_get_cpu_features(tvm.target.Target(spec))}
-        hidden = sorted((enabled & KNOWN_FEATURES) - present)
-        if hidden:
-            spec["mattr"] = [f"-{name}" for name in hidden]
+        assumed = _llvm_features(tvm.target.Target(spec)) & known_features(host_platform())
+        changes = [f"-{name}" for name in assumed - present]
+        changes += [f"+{name}" for name in present - assumed]
+        if changes:
+            spec["mattr"] = sorted(changes)
     return spec
 
 
+def _llvm_features(target: Any) -> frozenset[str]:
+    return frozenset(str(name) for name in codegen.llvm_get_cpu_features(target))
+
+
 def _spec(arch: str) -> dict[str, Any]:
-    triple = "aarch64-linux-gnu" if arch.startswith(ARM_NAMES) else "x86_64-linux-gnu"
+    machine = "aarch64" if arch.startswith(ARM_NAMES) else "x86_64"
+    triple = f"{machine}-unknown-linux-gnu"
     if arch == "generic-arm64":
         return {"kind": "llvm", "mtriple": triple, "mcpu": "generic", "mattr": ["+neon"]}
     known = [str(name) for name in codegen.llvm_get_cpu_archlist(
@@ -90,6 +108,8 @@ def _spec(arch: str) -> dict[str, Any]:
     return {"kind": "llvm", "mtriple": triple, "mcpu": arch}
 
 
-def _export(executable: Any, path: Path) -> None:
-    """Link the library: with this machine's C compiler if it has one, else with LLVM's linker."""
-    executable.export_library(str(path))
+def _export(executable: Any, path: Path, linker: Linker) -> None:
+    def link(output: str, objects: list[str], **_: Any) -> None:
+        linker.link(Path(output), objects)
+
+    executable.export_library(str(path), fcompile=link)

@@ -1,11 +1,47 @@
 """What tests of several folders share."""
 
+import importlib.util
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from everycast.artifact.cache import cache_dir
 from everycast.artifact.errors import EverycastError
+
+TESTS = Path(__file__).parent
+
+
+def _load(path: Path) -> ModuleType:
+    """A helper beside the tests, which are no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def reference() -> ModuleType:
+    """tests/relax_models/reference.py: the NumPy forward pass."""
+    return _load(TESTS / "relax_models" / "reference.py")
+
+
+@pytest.fixture(scope="session")
+def tiny_models() -> ModuleType:
+    """tests/tiny_models.py."""
+    return _load(TESTS / "tiny_models.py")
+
+
+@pytest.fixture(scope="session")
+def make_tiny(tiny_models: ModuleType) -> Callable[..., Path]:
+    """`make_tiny(model_type, folder, **overrides) -> folder`; skips without transformers."""
+    pytest.importorskip("torch", reason="tiny checkpoints are written by transformers and torch")
+    pytest.importorskip("transformers", reason="tiny checkpoints are written by transformers")
+    make: Callable[..., Path] = tiny_models.make_tiny
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +57,23 @@ def default_gguf() -> Path:
     except EverycastError as error:
         give_up = pytest.fail if os.environ.get("CI") else pytest.skip
         give_up(f"the default model cannot be had: {error}")
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(
+    make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A two-layer llama with sampling advice; never change it."""
+    folder = make_tiny("llama", tmp_path_factory.mktemp("tiny") / "tiny llama")
+    advice = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    (folder / "generation_config.json").write_text(json.dumps({**advice, "eos_token_id": 2}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(tiny_checkpoint: Path) -> Path:
+    """`tiny_checkpoint` as q4f16_1 for this machine; never change it, copy it."""
+    from everycast.targets.build import BuildRequest, compile_model
+
+    request = BuildRequest(str(tiny_checkpoint), "cpu", "q4f16_1", tiny_checkpoint.parent / "dist")
+    return compile_model(request, lambda *_: None)

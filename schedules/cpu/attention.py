@@ -4,6 +4,9 @@ One unit of work is a (query tile, key head) pair; units run in parallel. All he
 key head and all rows of a full tile go through a page together, so that a page is widened to
 float32 once for `rows · group` dot products. Lanes are keys for q·k (pages hold keys transposed)
 and head elements for p·v, so no reduction crosses lanes except one per block of keys.
+
+Blocks of keys start at multiples of their size, and masked keys weigh exactly 0: a row's result is
+the same, to the last bit, in a tile and alone.
 """
 
 import functools
@@ -31,6 +34,8 @@ from .vectors import (
 
 KEY_BLOCK_PAGES = 8
 MASKED = -1.0e30
+LOWEST_MAXIMUM = -1.0e29
+"""Where maxima start: so far above `MASKED` that masked keys weigh exactly 0, always."""
 
 
 def query_tile(num_heads: int, num_kv_heads: int) -> int:
@@ -105,7 +110,7 @@ class _Unit:
         self.maxima = B.alloc_buffer((self.vectors,), "float32", scope="local")
         self.totals = B.alloc_buffer((self.vectors,), "float32", scope="local")
         with B.serial(self.vectors) as v:
-            B.buffer_store(self.maxima, T.float32(MASKED), [v])
+            B.buffer_store(self.maxima, T.float32(LOWEST_MAXIMUM), [v])
             B.buffer_store(self.totals, T.float32(0), [v])
             with B.serial(self.head_dim // self.width) as c:
                 at = ramp(v * self.head_dim + c * self.width, self.width)
@@ -113,9 +118,11 @@ class _Unit:
         last = B.Bind(self.positions[self.row + (rows - 1)])
         end = B.Bind(last // LANES + 1)
         start = B.Bind(self._first_page())
-        with B.serial((end - start + (KEY_BLOCK_PAGES - 1)) // KEY_BLOCK_PAGES) as i:
-            page = B.Bind(start + i * KEY_BLOCK_PAGES)
-            count = B.Bind(T.min(end - page, KEY_BLOCK_PAGES))
+        first_block = B.Bind(start // KEY_BLOCK_PAGES)
+        with B.serial((end + (KEY_BLOCK_PAGES - 1)) // KEY_BLOCK_PAGES - first_block) as i:
+            block_start = B.Bind((first_block + i) * KEY_BLOCK_PAGES)
+            page = B.Bind(T.max(start, block_start))
+            count = B.Bind(T.min(end, block_start + KEY_BLOCK_PAGES) - page)
             self._scores_of_block(page, count)
             self._softmax_of_block(count)
             self._add_values(page, count)

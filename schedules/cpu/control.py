@@ -7,8 +7,7 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .vectors import MIN_CHUNK_WORK
-
+_MIN_PARALLEL_WORK = 8192
 Branches = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
@@ -22,9 +21,9 @@ def either(condition: Any) -> Iterator[Branches]:
 def for_rows(num_rows: Any, work_per_row: int, emit: Callable[[Any], None]) -> None:
     """`emit(row)` for each row, on all threads unless the whole is too little work for two.
 
-    Waking threads costs as much as some thousand elements of light work.
+    `work_per_row` is in elements of light work: waking threads costs as much as some thousand.
     """
-    few = max(1, MIN_CHUNK_WORK // work_per_row)
+    few = max(1, _MIN_PARALLEL_WORK // work_per_row)
     with either(num_rows <= few) as (serial, parallel):
         with serial, B.serial(num_rows) as row:
             emit(row)

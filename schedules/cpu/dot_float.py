@@ -2,6 +2,10 @@
 
 Lanes are rows. A weight vector is widened to float32 once a tile and multiplied by one broadcast
 activation for each token.
+
+The products of a token and a row go into one sum, or two for quantized weights where registers
+suffice (`CpuIsa.chains`): the same ones in the same order for every number of tokens, so that a
+token's result does not depend on the batch it is in, to the last bit.
 """
 
 from typing import Any
@@ -14,12 +18,18 @@ from .packing import PackedWeight
 from .vectors import LANES, ramp, splat
 from .weight_vectors import load_float, load_min, load_scale, prefetch
 
+_UNROLL = 2
+
 
 def dot_float(
-    weight: PackedWeight, packed: Any, block: Any, x: Any, first: Any, tokens: int
+    weight: PackedWeight, packed: Any, block: Any, x: Any, first: Any, tokens: int, chains: int
 ) -> list[Any]:
-    """Emit x Wᵀ of 16 rows and `tokens` tokens from `first` on: a vector of rows per token."""
-    tile = _Tile(weight, packed, x, first, tokens)
+    """Emit x Wᵀ of 16 rows and `tokens` tokens from `first` on: a vector of rows per token.
+
+    `chains` must be the same for every tile of a kernel. Float weights have one: more make tiles
+    of 4 tokens a quarter slower, and memory is what a single token waits for.
+    """
+    tile = _Tile(weight, packed, x, first, tokens, chains if weight.is_quantized else 1)
     base = B.Bind(block * weight.block_bytes)
     if weight.is_quantized:
         tile.emit_groups(base)
@@ -29,27 +39,25 @@ def dot_float(
 
 
 class _Tile:
-    """The sums of a tile, `chains` vectors a token: few tokens need several sums to hide the
-    latency of one."""
+    """The sums of a tile: `chains` vectors a token."""
 
-    def __init__(self, weight: PackedWeight, packed: Any, x: Any, first: Any, tokens: int) -> None:
+    def __init__(
+        self, weight: PackedWeight, packed: Any, x: Any, first: Any, tokens: int, chains: int
+    ) -> None:
         self.weight, self.packed, self.x = weight, packed, x
-        self.first, self.tokens = first, tokens
-        self.chains = max(1, 4 // tokens)
-        self.acc = B.alloc_buffer((tokens * self.chains * LANES,), "float32", scope="local")
-        clear(self.acc, tokens * self.chains)
+        self.first, self.tokens, self.chains = first, tokens, chains
+        self.acc = B.alloc_buffer((tokens * chains * LANES,), "float32", scope="local")
+        clear(self.acc, tokens * chains)
 
     def sums(self) -> list[Any]:
-        result = []
-        for i in range(self.tokens):
-            parts = [self.acc[self._at(i, chain)] for chain in range(self.chains)]
-            while len(parts) > 1:
-                parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-            result.append(parts[0])
-        return result
+        def total(token: int) -> Any:
+            first, *others = (self.acc[self._at(token, chain)] for chain in range(self.chains))
+            return sum(others, start=first)
+
+        return [total(i) for i in range(self.tokens)]
 
     def _at(self, token: int, chain: int) -> Any:
-        return ramp((token * self.chains + chain % self.chains) * LANES)
+        return ramp((chain % self.chains * self.tokens + token) * LANES)
 
     def _multiply_add(self, vector: Any, k: Any, chain: int) -> None:
         """Add the products of one k: `vector` holds 16 rows of it."""
@@ -62,24 +70,28 @@ class _Tile:
     def emit_values(self, base: Any) -> None:
         """A float weight: one vector for each k."""
         weight = self.weight
-        step = max(2, self.chains)
+        step_bytes = _UNROLL * weight.vector_bytes
 
-        def emit(k: Any, chain: int) -> None:
+        def emit(k: Any) -> None:
             at = base + k * weight.vector_bytes
-            self._multiply_add(load_float(self.packed, at, weight.format.dtype), k, chain)
+            self._multiply_add(load_float(self.packed, at, weight.format.dtype), k, chain=0)
 
-        with B.serial(T.int64(weight.k // step)) as i:
+        whole, rest = divmod(weight.k, _UNROLL)
+        with B.serial(T.int64(whole)) as i:
             # In tiles of 8, prefetches between the multiply-adds cost a third of the speed.
             if 1 < self.tokens <= 4:
-                at = base + i * (step * weight.vector_bytes)
-                prefetch(self.packed, at, step * weight.vector_bytes)
-            for j in range(step):
-                emit(i * step + j, j)
-        for j in range(weight.k % step):
-            emit(T.int64(weight.k // step * step + j), j)
+                prefetch(self.packed, base + i * step_bytes, step_bytes)
+            for j in range(_UNROLL):
+                emit(i * _UNROLL + j)
+        for j in range(rest):
+            emit(T.int64(whole * _UNROLL + j))
 
     def emit_groups(self, base: Any) -> None:
-        """A quantized weight: pairs of whole groups, then what is left, up to K."""
+        """A quantized weight: pairs of whole groups, then what is left, up to K.
+
+        The groups of a pair go into different chains, so that a full tile needs the registers of
+        one chain at a time.
+        """
         weight = self.weight
         whole_pairs, rest = divmod(weight.k, 2 * weight.group)
         with B.serial(T.int64(whole_pairs)) as pair:
@@ -107,7 +119,7 @@ class _Tile:
             for k, shift in _fields(weight):
                 if k < limit:
                     value = scale * _unsigned_field(words, shift, weight.is_nibbles) + minimum
-                    self._multiply_add(value, first_k + 4 * j + k, k % 4)
+                    self._multiply_add(value, first_k + 4 * j + k, half)
 
         if count == weight.group:
             with B.serial(T.int64(weight.words)) as j:

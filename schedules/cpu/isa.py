@@ -32,6 +32,13 @@ class CpuIsa:
         largest = min(8, self.num_registers // per_vector - 2)
         return (largest, *(t for t in (8, 4, 2, 1) if t < largest))
 
+    @property
+    def chains(self) -> int:
+        """Sums that the dot products of floats and quantized weights are split into, to hide the
+        latency of one: two, where a full tile leaves registers for them."""
+        per_vector = LANES // self.lanes
+        return 2 if 2 * self.token_tiles[0] * per_vector < self.num_registers else 1
+
 
 def isa_of(target: Target) -> CpuIsa:
     """The instruction set of an `llvm` target, from its LLVM features (`mcpu`, `mattr`)."""

@@ -73,15 +73,17 @@ def gated_mlp(
 class _Layer:
     """A weight's arguments in a kernel under construction."""
 
-    def __init__(self, func: Kernel, weight: PackedWeight, has_bias: bool, suffix: str) -> None:
-        self.weight = weight
+    def __init__(
+        self, func: Kernel, weight: PackedWeight, has_bias: bool, suffix: str, isa: CpuIsa
+    ) -> None:
+        self.weight, self.chains = weight, isa.chains
         self.packed = func.buffer(f"packed{suffix}", (weight.num_bytes,), "uint8")
         self.bias = func.buffer(f"bias{suffix}", (weight.n,), "float32") if has_bias else None
 
     def dot(self, block: Any, x: Any, first: Any, tokens: int) -> list[Any]:
         if isinstance(x, dot_int8.Int8Activations):
             return dot_int8.dot_int8(self.weight, self.packed, block, x, first, tokens)
-        return dot_float(self.weight, self.packed, block, x, first, tokens)
+        return dot_float(self.weight, self.packed, block, x, first, tokens, self.chains)
 
     def bias_vector(self, block: Any) -> Any:
         """The bound bias of a block of 16 rows; None without one."""
@@ -111,7 +113,7 @@ def _linears(
     with kernel(name) as (func, ib):
         x = _declare_x(func, weights[0].k, terms)
         layers = [
-            _Layer(func, weight, has_bias, str(i))
+            _Layer(func, weight, has_bias, str(i), isa)
             for i, (weight, has_bias) in enumerate(zip(weights, biases, strict=True))
         ]
         m = "num_tokens"
@@ -149,7 +151,10 @@ def _gated_mlp(
     name = _name("gated_mlp", (gate, up), biases, isa, terms, activation)
     with kernel(name) as (func, ib):
         x = _declare_x(func, gate.k, terms)
-        layers = [_Layer(func, gate, biases[0], "_gate"), _Layer(func, up, biases[1], "_up")]
+        layers = [
+            _Layer(func, weight, has_bias, suffix, isa)
+            for weight, has_bias, suffix in zip((gate, up), biases, ("_gate", "_up"), strict=True)
+        ]
         y = func.buffer("y", ("num_tokens", gate.n), "float32")
 
         def emit(_: int, block: Any, start: Any, stop: Any) -> None:

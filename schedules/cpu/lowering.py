@@ -116,7 +116,9 @@ class _CpuLowering:
     ) -> tuple[PackedWeight, relax.Var]:
         fmt = _format(description)
         packed = PackedWeight(fmt, description["n"], description["k"])
-        variable = lowering.packed(parts, packed.num_bytes, packed.key, pack_func(packed))
+        # Packed alike, but not from the same shapes: NK and KN parts have packers of their own.
+        key = f"{fmt.layout.lower()}_{packed.key}"
+        variable = lowering.packed(parts, packed.num_bytes, key, pack_func(packed))
         return packed, variable
 
     def _inputs(

@@ -7,7 +7,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .vectors import body, constant, kernel, ramp, reduce_sum, rows_loop, splat, vector_width
+from .control import for_rows
+from .vectors import body, constant, kernel, ramp, reduce_sum, splat, vector_width
 
 
 @functools.cache
@@ -21,8 +22,11 @@ def rms_norm(size: int, epsilon: float, residual: bool) -> tirx.PrimFunc:
         weight = k.buffer("weight", (size,), "float32")
         added = k.buffer("residual", ("rows", size), "float32") if residual else None
         y = k.buffer("y", ("rows", size), "float32")
-        with body(), rows_loop(k.size("rows"), work_per_row=size) as row:
-            _norm_row(x, weight, added, y, row, size, epsilon)
+        with body():
+            for_rows(
+                k.size("rows"), size,
+                lambda row: _norm_row(x, weight, added, y, row, size, epsilon),
+            )  # fmt: skip
     return ib.get()
 
 

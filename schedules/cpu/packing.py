@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from ...artifact.tensor_format import TensorFormat
 from .vectors import LANES
 
+LAYOUT_VERSION = 1
+"""To be raised whenever packed bytes of the same weight change: packed weights are kept on disk."""
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -117,4 +119,4 @@ class PackedWeight:
     @property
     def key(self) -> str:
         """A stable name of this packed form, for caches and metadata."""
-        return f"{self.layout_key}_{self.n}x{self.k}"
+        return f"v{LAYOUT_VERSION}_{self.layout_key}_{self.n}x{self.k}"

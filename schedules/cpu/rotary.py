@@ -7,7 +7,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .vectors import body, dtype_of, kernel, ramp, rows_loop, vector_width
+from .control import for_rows
+from .vectors import body, dtype_of, kernel, ramp, vector_width
 
 
 @functools.cache
@@ -17,13 +18,16 @@ def rotary_table(half: int, scale: float) -> tirx.PrimFunc:
         positions = k.buffer("positions", ("num_tokens",), "int32")
         inv_freq = k.buffer("inv_freq", (half,), "float32")
         table = k.buffer("table", ("num_tokens", 2 * half), "float32")
-        # A cosine costs about as much as 32 copied elements.
-        with body(), rows_loop(k.size("num_tokens"), work_per_row=half * 64) as row:
+
+        def emit(row: Any) -> None:
             position = B.Bind(T.Cast("float32", positions[row]))
             with B.serial(half) as i:
                 angle = B.Bind(position * inv_freq[i])
                 B.buffer_store(table, T.cos(angle) * T.float32(scale), [row, i])
                 B.buffer_store(table, T.sin(angle) * T.float32(scale), [row, half + i])
+
+        with body():
+            for_rows(k.size("num_tokens"), half * 64, emit)  # a cosine is as much as 32 elements
     return ib.get()
 
 
@@ -48,12 +52,12 @@ def rotate_and_append(
         pages = k.buffer("pages", page_shape, kv_dtype)
         layer = k.scalar("layer")
         out = k.buffer("out", ("num_tokens", num_heads * head_dim), "float32")
-        work = (num_heads + 4 * num_kv_heads) * head_dim
-        with body(), rows_loop(k.size("num_tokens"), work_per_row=work) as row:
+
+        def emit(row: Any) -> None:
             page = B.Bind(T.Cast("int64", slots[row]) // page_size)
             token = B.Bind(T.Cast("int64", slots[row]) % page_size)
 
-            def rotated(source: Any, start: Any, i: Any, row: Any = row) -> tuple[Any, Any]:
+            def rotated(source: Any, start: Any, i: Any) -> tuple[Any, Any]:
                 at, above = ramp(i * width, width), ramp(half + i * width, width)
                 low = B.Bind(source[row, ramp(start + i * width, width)])
                 high = B.Bind(source[row, ramp(start + half + i * width, width)])
@@ -87,4 +91,8 @@ def rotate_and_append(
                     stored = T.Cast(dtype_of(kv_dtype, vwidth), vector)
                     at = ramp(token * head_dim + c * vwidth, vwidth)
                     B.buffer_store(pages, stored, [layer, page, num_kv_heads + h, at])
+
+        with body():
+            work_per_row = (num_heads + 4 * num_kv_heads) * head_dim
+            for_rows(k.size("num_tokens"), work_per_row, emit)
     return ib.get()

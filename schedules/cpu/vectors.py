@@ -13,7 +13,6 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as B
 
 LANES = 16
-MIN_CHUNK_WORK = 8192
 
 
 def vector_width(size: int) -> int:
@@ -65,12 +64,12 @@ def _reduce(vector: Any, combine: Any) -> Any:
 
 
 def exp2(x: Any) -> Any:
-    """2^x for x ≤ 127, relative error below 2e-7; x under -126 gives 2^-126.
+    """2^x for x ≤ 127, relative error below 2e-7; x under -126 gives 0.
 
     Integer part into the exponent bits; 2^fraction by a minimax polynomial of degree 5, fitted
     for relative error on [0, 1] with p(0) = 1.
     """
-    x = B.Bind(T.max(x, constant(-126.0)))
+    x = B.Bind(T.max(x, constant(-127.0)))  # an exponent field of 0
     whole = B.Bind(T.floor(x))
     fraction = B.Bind(x - whole)
     p = constant(1.86713118e-3)
@@ -117,21 +116,3 @@ def kernel(name: str) -> Iterator[tuple[Kernel, IRBuilder]]:
             B.func_name(name)
             B.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
             yield Kernel(), ib
-
-
-@contextmanager
-def rows_loop(rows: Any, *, work_per_row: int) -> Iterator[Any]:
-    """Loop over `rows`, on all threads. Yields the row number.
-
-    Waking the threads costs microseconds, so rows are dealt out in chunks of at least
-    `MIN_CHUNK_WORK` elements, and a few rows run on the calling thread alone.
-    """
-    chunk = max(1, MIN_CHUNK_WORK // work_per_row)
-    if chunk == 1:
-        with B.parallel(rows) as row:
-            yield row
-        return
-    with B.parallel((rows + (chunk - 1)) // chunk) as block:
-        count = B.Bind(T.min(T.int64(chunk), rows - block * chunk))
-        with B.serial(count) as inner:
-            yield B.Bind(block * chunk + inner)

@@ -9,7 +9,6 @@ from everycast.engine.loader import open_artifact
 from everycast.engine.model_runner import StepInput
 from everycast.engine.paged_runner import PagedRunner
 from everycast.engine.parameters import load_parameters
-from everycast.engine.runtime import Library
 from everycast.targets.build import BuildRequest, compile_model
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -43,7 +42,7 @@ class Compiled:
 
     def __init__(self, folder: Path) -> None:
         opened = open_artifact(folder)
-        library = Library(opened.library)
+        library = opened.library
         parameters = load_parameters(folder, library, TensorCacheReader(folder))
         self.runner = PagedRunner(library, parameters, opened.info, NUM_PAGES)
 

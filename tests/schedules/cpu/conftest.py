@@ -60,21 +60,34 @@ def random_weight(weight, target, rng):
     return pack(weight, parts, target), dequantize(parts, weight.format, weight.n, weight.k)
 
 
-def quantized(x, target):
-    """The int8 form of x: (kernel arguments, what they stand for)."""
+def quantized(x, terms, target):
+    """x in int8 terms: (kernel arguments, the terms [m, terms, padded K], what they stand for)."""
     m, k = x.shape
-    buffers = [tensor(np.full(shape, 77, dtype)) for shape, dtype in activation_buffers(k, m)]
-    build(quantize_activations(k), target)(tensor(x), *buffers)
-    xq, scales = buffers[0].numpy().view(np.int8), buffers[1].numpy()
-    return buffers, (xq * np.repeat(scales, 32, axis=1))[:, :k]
+    specs = activation_buffers(k, m, terms)
+    buffers = [tensor(np.full(shape, 77, dtype)) for shape, dtype in specs]
+    build(quantize_activations(k, terms), target)(tensor(x), *buffers)
+    xq = buffers[0].numpy().view(np.int8).reshape(m, terms, -1)
+    worth = np.array([1, 254][:terms], "float64")
+    scales = np.repeat(buffers[1].numpy(), 32, axis=1)
+    return buffers, xq, (worth @ xq * scales)[:, :k]
 
 
 @pytest.fixture
-def lab(request):
+def needs():
+    """`needs(target)` skips a test whose code this machine cannot run."""
+
+    def check(target):
+        if not _host_has(target):
+            pytest.skip(f"this CPU cannot run {target.attrs['mcpu']} code")
+
+    return check
+
+
+@pytest.fixture
+def lab(request, needs):
     """The helpers of this file, for the target named by the test's parameter (AVX-512 if none)."""
     target = {"avx2": AVX2, "avx512": AVX512}[getattr(request, "param", "avx512")]
-    if not _host_has(target):
-        pytest.skip(f"this CPU cannot run {target.attrs['mcpu']} code")
+    needs(target)
     return SimpleNamespace(
         target=target,
         isa=isa_of(target),
@@ -84,5 +97,5 @@ def lab(request):
         random_parts=random_parts,
         pack=lambda weight, parts: pack(weight, parts, target),
         random_weight=lambda weight, rng: random_weight(weight, target, rng),
-        quantized=lambda x: quantized(x, target),
+        quantized=lambda x, terms: quantized(x, terms, target),
     )

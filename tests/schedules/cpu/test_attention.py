@@ -1,5 +1,6 @@
 """Paged attention, RoPE with append, and norms against plain NumPy, over odd shapes."""
 
+import itertools
 import math
 
 import numpy as np
@@ -10,13 +11,14 @@ from everycast.schedules.cpu import attention as kernels
 from everycast.schedules.cpu import norm, rotary
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+AVX512 = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
 PAGE = 16
 
 
-def build(func):
+def build(func, target=TARGET):
     name = str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "kernel"
     module = tvm.IRModule({name: func.with_attr("global_symbol", name)})
-    return tvm.compile(module, target=TARGET)[name]
+    return tvm.compile(module, target=target)[name]
 
 
 def tensor(array):
@@ -56,11 +58,13 @@ class Case:
                     page[h, np.arange(head_dim) * PAGE + j % PAGE] = k[j, h]
                     page[kv_heads + h, (j % PAGE) * head_dim :][:head_dim] = v[j, h]
 
-    def tiles(self, size):
+    def tiles(self, size, offset=0):
+        """Tiles of `size` rows; with an offset, each sequence begins with a tile of `offset`."""
         rows, first = [], 0
         for sequence, (_, new) in enumerate(self.lengths):
-            for start in range(0, new, size):
-                rows.append((sequence, first + start, min(size, new - start)))
+            edges = sorted({0, *range(offset, new, size), new})
+            for start, stop in itertools.pairwise(edges):
+                rows.append((sequence, first + start, stop - start))
             first += new
         return np.array(rows, "int32")
 
@@ -105,6 +109,43 @@ def test_attention_matches_numpy(shape, dtype, window):
             tensor(tiles), 1, out,
         )  # fmt: skip
         np.testing.assert_allclose(out.numpy(), case.expected(scale, window), atol=2e-5, rtol=1e-4)
+
+
+# A tile that straddles the end of a block of keys (128), of a page, of the window; short and full.
+TILED_LENGTHS = [[(0, 40)], [(120, 20)], [(250, 41), (3, 1), (130, 12)], [(131, 13), (159, 35)]]
+
+
+@pytest.mark.parametrize("target", [TARGET, AVX512], ids=["avx2", "avx512"])
+@pytest.mark.parametrize("shape", [(9, 3, 64), (4, 4, 8), (3, 1, 80)])
+@pytest.mark.parametrize("window", [None, 5, 33, 128])
+def test_a_row_does_not_depend_on_its_tile(shape, window, target, needs):
+    """Rows in tiles of every size against the same rows alone, to the last bit."""
+    needs(target)
+    heads, kv_heads, head_dim = shape
+    func = build(
+        kernels.attention(
+            num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, page_size=PAGE,
+            kv_dtype="float16", scale=head_dim**-0.5, window=window,
+        ),  # fmt: skip
+        target,
+    )
+    size = kernels.query_tile(heads, kv_heads)
+    assert size > 1
+
+    for lengths in TILED_LENGTHS:
+        case = Case(heads, kv_heads, head_dim, "float16", lengths)
+
+        def run(tiles, case=case):
+            out = tensor(np.full_like(case.q, np.nan))
+            func(
+                tensor(case.q), tensor(case.pages), tensor(case.tables), tensor(case.positions),
+                tensor(tiles), 1, out,
+            )  # fmt: skip
+            return out.numpy().view("int32")
+
+        alone = run(case.tiles(1))
+        np.testing.assert_array_equal(run(case.tiles(size)), alone)
+        np.testing.assert_array_equal(run(case.tiles(size, offset=1)), alone)
 
 
 def test_plain_attention_matches_numpy():
@@ -192,6 +233,25 @@ def test_rms_norm_matches_numpy(size, residual, rows):
     np.testing.assert_allclose(y.numpy(), expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("size", [20, 64, 576])
+def test_a_norm_does_not_depend_on_its_batch(size):
+    """A row among many, which run on all threads, against the row alone, to the last bit."""
+    func = build(norm.rms_norm(size, 1e-5, True))
+    rng = np.random.default_rng(size)
+    x, added = (rng.standard_normal((500, size)).astype("float32") for _ in range(2))
+    weight = tensor(rng.standard_normal(size).astype("float32"))
+
+    def run(rows):
+        y = tensor(np.full_like(x[rows], np.nan))
+        func(tensor(x[rows]), weight, tensor(added[rows]), y)
+        return y.numpy().view("int32")
+
+    together = run(slice(None))
+    for i in (0, 1, 250, 499):
+        np.testing.assert_array_equal(run(slice(i, i + 1)), together[i : i + 1])
+    np.testing.assert_array_equal(run(slice(7, 12)), together[7:12])
+
+
 def test_take_rows():
     func = build(norm.take_rows(24))
     x = np.arange(5 * 24, dtype="float32").reshape(5, 24)
@@ -216,3 +276,8 @@ def test_exp2_is_exact_enough():
     exact = np.exp2(points.astype("float64"))
     assert np.abs(out.numpy() / exact - 1).max() < 3e-7
     assert math.isfinite(out.numpy()[0])
+    out = tensor(np.full(16, np.nan, "float32"))
+    func(tensor(-np.geomspace(126.5, 1e30, 16, dtype="float32")), out)
+    assert not out.numpy().any()
+    func(tensor(np.zeros(16, "float32")), out)
+    assert (out.numpy() == 1).all()

@@ -1,5 +1,6 @@
-"""Linear layers against NumPy: every format, both kinds of activations, any number of tokens."""
+"""Linear layers against NumPy: every format, every kind of activations, any number of tokens."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import tvm
 from everycast.artifact.tensor_format import TensorFormat
 from everycast.schedules.cpu.activation import activation_buffers, quantize_activations
 from everycast.schedules.cpu.isa import isa_of
-from everycast.schedules.cpu.linear import gated_mlp, linears, uses_int8
+from everycast.schedules.cpu.linear import gated_mlp, linears, num_terms
 from everycast.schedules.cpu.packing import PackedWeight
 from tvm import relax, tirx
 
@@ -17,7 +18,7 @@ Q4 = TensorFormat("float16", 4, 32, None)
 Q8 = TensorFormat("float16", 8, 32, 127)
 Q6 = TensorFormat("float16", 6, 16, 32)
 Q3 = TensorFormat("float16", 3, 40, 3)
-INT8_FORMATS = [
+INTEGER_FORMATS = [
     Q4,
     Q8,
     Q6,
@@ -28,6 +29,7 @@ INT8_FORMATS = [
 # Few tokens a tile: less code to compile, the same arithmetic.
 SMALL_TILES = (1, 2, 3, 5)
 ALL_TILES = (1, 2, 3, 5, 7, 8, 9, 15, 17, 33)
+BATCHES = (1, 2, 5, 8, 17, 33)
 
 
 def small(isa):
@@ -57,10 +59,15 @@ class Layers:
             for (_, values), bias in zip(self.pairs, self.biases, strict=True)
         ]
 
-    def activations(self, m, int8):
-        """(x, kernel arguments for x, what they stand for)."""
-        x = self.lab.rng.standard_normal((m, self.weights[0].k)).astype("float32")
-        return (x, *self.lab.quantized(x)) if int8 else (x, [self.lab.tensor(x)], x)
+    def random_x(self, m):
+        return self.lab.rng.standard_normal((m, self.weights[0].k)).astype("float32")
+
+    def activations(self, x, terms):
+        """(kernel arguments for x, what they stand for)."""
+        if not terms:
+            return [self.lab.tensor(x)], x
+        arguments, _, stands_for = self.lab.quantized(x, terms)
+        return arguments, stands_for
 
     def outputs(self, m):
         nan = float("nan")
@@ -71,12 +78,12 @@ def assert_close(y, expected, tolerance=1e-5):
     assert np.abs(y.numpy() - expected).max() <= tolerance * np.abs(expected).max()
 
 
-def check(lab, weights, biases, *, int8, isa, tokens, residual=False):
+def check(lab, weights, biases, *, terms, isa, tokens, residual=False):
     layers = Layers(lab, weights, biases)
-    func = linears(weights, biases, isa=isa, int8=int8, residual=residual)
+    func = linears(weights, biases, isa=isa, terms=terms, residual=residual)
     kernel = lab.build(func)
     for m in tokens:
-        _, x_arguments, x = layers.activations(m, int8)
+        x_arguments, x = layers.activations(layers.random_x(m), terms)
         added = lab.rng.standard_normal((m, weights[0].n)).astype("float32")
         outputs = layers.outputs(m)
         extra = [lab.tensor(added)] if residual else []
@@ -85,71 +92,80 @@ def check(lab, weights, biases, *, int8, isa, tokens, residual=False):
             assert_close(y, expected + added if residual else expected)
 
 
-@pytest.mark.parametrize("fmt", [*FLOATS, *INT8_FORMATS, Q3], ids=str)
+@pytest.mark.parametrize("fmt", [*FLOATS, *INTEGER_FORMATS, Q3], ids=str)
 def test_float_activations(lab, fmt):
     weight = PackedWeight(fmt, 40, 104)
-    check(lab, [weight], [True], int8=False, isa=small(lab.isa), tokens=SMALL_TILES)
+    check(lab, [weight], [True], terms=0, isa=small(lab.isa), tokens=SMALL_TILES)
 
 
-@pytest.mark.parametrize("fmt", INT8_FORMATS, ids=str)
-def test_int8_activations(lab, fmt):
+@pytest.mark.parametrize("activations", ["int8", "int16"])
+@pytest.mark.parametrize("fmt", INTEGER_FORMATS, ids=str)
+def test_integer_activations(lab, fmt, activations):
     weight = PackedWeight(fmt, 40, 104)
-    assert uses_int8([weight], lab.isa, "int8")
-    check(lab, [weight], [True], int8=True, isa=small(lab.isa), tokens=SMALL_TILES)
+    terms = num_terms([weight], lab.isa, activations)
+    assert terms == {"int8": 1, "int16": 2}[activations]
+    check(lab, [weight], [True], terms=terms, isa=small(lab.isa), tokens=SMALL_TILES)
 
 
 @pytest.mark.parametrize("lab", ["avx2", "avx512"], indirect=True)
 @pytest.mark.parametrize("fmt", [Q4, FLOATS[1]], ids=str)
 def test_every_tail_of_a_tile(lab, fmt):
     weight = PackedWeight(fmt, 23, 136)
-    check(lab, [weight], [False], int8=False, isa=lab.isa, tokens=ALL_TILES, residual=True)
+    check(lab, [weight], [False], terms=0, isa=lab.isa, tokens=ALL_TILES, residual=True)
 
 
-def test_every_tail_of_an_int8_tile(lab):
+@pytest.mark.parametrize("terms", [1, 2])
+def test_every_tail_of_an_integer_tile(lab, terms):
     weight = PackedWeight(Q4, 23, 136)
-    check(lab, [weight], [True], int8=True, isa=lab.isa, tokens=ALL_TILES, residual=True)
+    check(lab, [weight], [True], terms=terms, isa=lab.isa, tokens=ALL_TILES, residual=True)
 
 
 @pytest.mark.parametrize("lab", ["avx2"], indirect=True)
 def test_avx2_three_bits(lab):
-    check(lab, [PackedWeight(Q3, 33, 88)], [False], int8=False, isa=lab.isa, tokens=(1, 7))
+    check(lab, [PackedWeight(Q3, 33, 88)], [False], terms=0, isa=lab.isa, tokens=(1, 7))
 
 
 @pytest.mark.parametrize(
-    ("formats", "int8"), [((Q4, Q8, Q6), True), ((FLOATS[0], Q3, FLOATS[2]), False)]
+    ("formats", "terms"),
+    [((Q4, Q8, Q6), 1), ((Q4, Q8, Q6), 2), ((FLOATS[0], Q3, FLOATS[2]), 0)],
 )
-def test_several_weights_of_different_formats(lab, formats, int8):
+def test_several_weights_of_different_formats(lab, formats, terms):
     weights = [PackedWeight(fmt, n, 96) for fmt, n in zip(formats, (48, 17, 5), strict=True)]
     biases = [True, False, True]
-    check(lab, weights, biases, int8=int8, isa=small(lab.isa), tokens=SMALL_TILES)
+    check(lab, weights, biases, terms=terms, isa=small(lab.isa), tokens=SMALL_TILES)
 
 
-def test_more_tokens_than_a_chunk(lab):
+@pytest.mark.parametrize("terms", [1, 2])
+def test_more_tokens_than_a_chunk(lab, terms):
     weight = PackedWeight(Q4, 48, 4096)
-    check(lab, [weight], [False], int8=True, isa=small(lab.isa), tokens=(128, 131, 300))
+    check(lab, [weight], [False], terms=terms, isa=small(lab.isa), tokens=(128, 131, 300))
 
 
-def test_int8_activations_cost_little(lab):
-    weight = PackedWeight(Q4, 64, 512)
+@pytest.mark.parametrize(("terms", "least", "most"), [(1, 1e-3, 1e-2), (2, 1e-7, 2e-4)])
+@pytest.mark.parametrize("fmt", INTEGER_FORMATS, ids=str)
+def test_what_rounding_activations_costs(lab, fmt, terms, least, most):
+    """Relative error against float activations; zero would mean that nothing was rounded."""
+    weight = PackedWeight(fmt, 64, 512)
     layers = Layers(lab, [weight], [False])
-    kernel = lab.build(linears([weight], [False], isa=small(lab.isa), int8=True))
-    x, x_arguments, _ = layers.activations(4, int8=True)
+    kernel = lab.build(linears([weight], [False], isa=small(lab.isa), terms=terms))
+    x = layers.random_x(4)
+    x_arguments, _ = layers.activations(x, terms)
     outputs = layers.outputs(4)
     kernel(*x_arguments, *layers.arguments(), *outputs)
     expected = layers.expected(x)[0]
     error = np.sqrt(np.mean((outputs[0].numpy() - expected) ** 2) / np.mean(expected**2))
-    assert 1e-4 < error < 1e-2
+    assert least < error < most
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("int8", [True, False])
-def test_gated_mlp(lab, activation, int8):
+@pytest.mark.parametrize("terms", [0, 1, 2])
+def test_gated_mlp(lab, activation, terms):
     weights, biases = [PackedWeight(Q4, 40, 96), PackedWeight(Q8, 40, 96)], [False, True]
     layers = Layers(lab, weights, biases)
-    func = gated_mlp(*weights, activation, biases, isa=small(lab.isa), int8=int8)
+    func = gated_mlp(*weights, activation, biases, isa=small(lab.isa), terms=terms)
     kernel = lab.build(func)
     for m in SMALL_TILES:
-        _, x_arguments, x = layers.activations(m, int8)
+        x_arguments, x = layers.activations(layers.random_x(m), terms)
         y = layers.outputs(m)[0]
         kernel(*x_arguments, *layers.arguments(), y)
         gate, up = layers.expected(x)
@@ -157,29 +173,91 @@ def test_gated_mlp(lab, activation, int8):
         assert_close(y, gate / (1 + np.exp(np.minimum(-inner, 700))) * up)
 
 
-def test_which_calls_use_int8(lab):
-    q4, q3, floats = (PackedWeight(fmt, 16, 80) for fmt in (Q4, Q3, FLOATS[0]))
-    assert uses_int8([q4, q4], lab.isa, "int8")
-    assert not uses_int8([q4], lab.isa, "float32")
-    assert not uses_int8([q4, q3], lab.isa, "int8")
-    assert not uses_int8([floats], lab.isa, "int8")
-    assert not uses_int8([q4], replace(lab.isa, has_vnni512=False), "int8")
+def assert_batch_does_not_matter(layers, kernel, terms, num_outputs, extra=()):
+    """Each token of each batch against the token alone, to the last bit.
+
+    `extra` are more arguments of a row a token, such as a residual.
+    """
+
+    def run(first, m):
+        x_arguments, _ = layers.activations(x[first : first + m], terms)
+        rows = [layers.lab.tensor(array[first : first + m]) for array in extra]
+        outputs = layers.outputs(m)[:num_outputs]
+        kernel(*x_arguments, *layers.arguments(), *rows, *outputs)
+        return [y.numpy().view(np.int32) for y in outputs]
+
+    x = layers.random_x(max(BATCHES))
+    alone = [np.concatenate(rows) for rows in zip(*(run(i, 1) for i in range(len(x))), strict=True)]
+    for m in BATCHES:
+        first = len(x) - m
+        for together, expected in zip(run(first, m), alone, strict=True):
+            np.testing.assert_array_equal(together, expected[first:])
+
+
+BATCH_CASES = [
+    *(("avx512", terms, fmt) for terms in (1, 2) for fmt in (Q4, Q8, Q6, INTEGER_FORMATS[5])),
+    *((target, 0, fmt) for target in ("avx512", "avx2") for fmt in (*FLOATS, Q4, Q8, Q6, Q3)),
+]
+
+
+@pytest.mark.parametrize(("lab", "terms", "fmt"), BATCH_CASES, indirect=["lab"], ids=str)
+def test_a_token_does_not_depend_on_its_batch(lab, terms, fmt):
+    layers = Layers(lab, [PackedWeight(fmt, 23, 200)], [True])
+    func = linears(layers.weights, [True], isa=lab.isa, terms=terms, residual=True)
+    residual = lab.rng.standard_normal((max(BATCHES), 23)).astype("float32")
+    assert_batch_does_not_matter(layers, lab.build(func), terms, 1, [residual])
+
+
+@pytest.mark.parametrize("terms", [0, 1, 2])
+def test_a_token_of_several_weights_does_not_depend_on_its_batch(lab, terms):
+    weights = [PackedWeight(fmt, n, 136) for fmt, n in ((Q4, 32), (Q8, 16), (Q6, 16))]
+    layers = Layers(lab, weights, [False] * 3)
+    kernel = lab.build(linears(weights, [False] * 3, isa=lab.isa, terms=terms))
+    assert_batch_does_not_matter(layers, kernel, terms, 3)
+
+
+@pytest.mark.parametrize(
+    ("lab", "terms", "activation"),
+    [
+        ("avx512", 0, "silu"),
+        ("avx512", 1, "gelu_tanh"),
+        ("avx512", 2, "silu"),
+        ("avx2", 0, "gelu_tanh"),
+    ],
+    indirect=["lab"],
+)
+def test_a_gated_token_does_not_depend_on_its_batch(lab, terms, activation):
+    layers = Layers(lab, [PackedWeight(Q4, 40, 136), PackedWeight(Q8, 40, 136)], [False, True])
+    func = gated_mlp(*layers.weights, activation, [False, True], isa=lab.isa, terms=terms)
+    assert_batch_does_not_matter(layers, lab.build(func), terms, 1)
+
+
+def test_num_terms(lab):
+    q4, q6, q3, floats = (PackedWeight(fmt, 16, 80) for fmt in (Q4, Q6, Q3, FLOATS[0]))
+    without = replace(lab.isa, has_vnni512=False)
+    assert num_terms([q4, q6], lab.isa, "int8") == 1
+    assert num_terms([q4, q6], lab.isa, "int16") == 2
+    assert num_terms([q4], lab.isa, "float32") == 0
+    for activations in ("int8", "int16"):
+        assert num_terms([q4, q3], lab.isa, activations) == 0
+        assert num_terms([floats], lab.isa, activations) == 0
+        assert num_terms([q4], without, activations) == 0
 
 
 def test_equal_calls_share_a_function(lab):
-    def make(n, residual=False):
+    def make(n, terms=1, residual=False):
         weights = [PackedWeight(Q4, n, 64)]
-        return linears(weights, [False], isa=lab.isa, int8=True, residual=residual)
+        return linears(weights, [False], isa=lab.isa, terms=terms, residual=residual)
 
     assert make(16) is make(16)
-    names = {make(n, r).attrs["global_symbol"] for n in (16, 32) for r in (False, True)}
-    assert len(names) == 4
+    cases = itertools.product((16, 32), (0, 1, 2), (False, True))
+    assert len({make(*case).attrs["global_symbol"] for case in cases}) == 12
 
 
 def test_residual_is_for_one_weight(lab):
     weights = [PackedWeight(Q4, 16, 64)] * 2
     with pytest.raises(ValueError, match="residual"):
-        linears(weights, [False, False], isa=lab.isa, int8=True, residual=True)
+        linears(weights, [False, False], isa=lab.isa, terms=1, residual=True)
 
 
 @pytest.mark.parametrize("fmt", [Q4, FLOATS[0], FLOATS[1], FLOATS[2]], ids=str)
@@ -188,22 +266,22 @@ def test_compiles_for_aarch64(fmt):
         {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76", "mattr": ["+neon"]}
     )
     weight = PackedWeight(fmt, 40, 104)
-    func = linears([weight], [True], isa=small(isa_of(target)), int8=False)
+    func = linears([weight], [True], isa=small(isa_of(target)), terms=0)
     assert "fmla" in tvm.compile(func, target=target).mod.inspect_source("asm")
 
 
-def test_in_a_relax_function_with_any_number_of_tokens(lab):
+@pytest.mark.parametrize("terms", [1, 2])
+def test_in_a_relax_function_with_any_number_of_tokens(lab, terms):
     """Called by `call_tir`, with the activation buffers allocated by the same function."""
     weight = PackedWeight(Q4, 40, 104)
     builder, m = relax.BlockBuilder(), tirx.Var("m", "int64")
     x = relax.Var("x", relax.TensorType([m, weight.k], "float32"))
     packed = relax.Var("packed", relax.TensorType([weight.num_bytes], "uint8"))
+    func = linears([weight], [False], isa=small(lab.isa), terms=terms)
     with builder.function("main", [x, packed]):
-        quantize = builder.add_func(quantize_activations(weight.k), "quantize")
-        linear = builder.add_func(
-            linears([weight], [False], isa=small(lab.isa), int8=True), "linear"
-        )
-        buffers = [relax.TensorType(*spec) for spec in activation_buffers(weight.k, m)]
+        quantize = builder.add_func(quantize_activations(weight.k, terms), "quantize")
+        linear = builder.add_func(func, "linear")
+        buffers = [relax.TensorType(*spec) for spec in activation_buffers(weight.k, m, terms)]
         xq = builder.emit(relax.call_tir(quantize, [x], buffers))
         arguments = [relax.TupleGetItem(xq, i) for i in range(3)]
         y_type = relax.TensorType([m, weight.n], "float32")
@@ -212,6 +290,7 @@ def test_in_a_relax_function_with_any_number_of_tokens(lab):
     vm = relax.VirtualMachine(tvm.compile(builder.get(), target=lab.target), tvm.cpu())
     layers = Layers(lab, [weight], [False])
     for tokens in (1, 6):
-        x_value, _, approximate = layers.activations(tokens, int8=True)
+        x_value = layers.random_x(tokens)
+        _, stands_for = layers.activations(x_value, terms)
         y_value = vm["main"](lab.tensor(x_value), *layers.arguments())
-        assert_close(y_value, layers.expected(approximate)[0])
+        assert_close(y_value, layers.expected(stands_for)[0])
