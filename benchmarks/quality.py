@@ -3,21 +3,22 @@
     python -m everycast.benchmarks.quality MODEL... --text book.txt --output quality.json \\
         [--schemes gguf,q4f16_1] [--tokens 2000] [--activations auto] [--plot quality.png]
 
-Each model is quantized from its checkpoint as that stands (a GGUF's blocks, dequantized, are taken
-for the original), compiled and run by the product itself. The first tokens of the text are scored
-in one window, with a begin token where the model's tokenizer puts one. Rows of the output file
-that are not measured again are kept; the plot shows the rows of auto activations.
+Each model is quantized, compiled and run by the product itself. The first tokens of the text are
+scored in one window, with a begin token where the model's tokenizer puts one. `gguf` is a GGUF
+imported without loss; every other scheme starts from the same weights as floats in another order
+(see `shuffled_gguf`). Rows of the output file that are not measured again are kept; the plot shows
+the rows of auto activations.
 """
 
 import argparse
 import json
 import math
-import os
-import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,13 @@ from ..artifact.manifest import read_manifest
 from ..build_process import build
 from ..engine.mlc_engine import MLCEngine
 from ..evaluation import measure_perplexity, read_text
+from ..relax_models.checkpoint.resolve import open_checkpoint
+from .machine import cpu_name
+from .shuffled_gguf import write_shuffled
 
-SCHEMES = (
-    "gguf",
-    "q0f32",
-    "q8f16_1",
-    "q5af16_e8",
-    "q4af16_e8",
-    "q4f16_e8",
-    "q4f16_1",
-    "q4f16_0",
-    "q4f16_2",
-    "q3f16_1",
-)
+LOSSLESS = "gguf"
+SCHEMES = (LOSSLESS, "q8f16_1", "q5af16_e8", "q4af16_e8", "q4f16_e8", "q4f16_1", "q3f16_1", "q0f32")
+"""q4f16_0 stores the values of q4f16_1 in another layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +47,31 @@ class Row:
     num_bytes: int
     perplexity: float
     num_scored_tokens: int
-    seconds: float
 
     @property
     def key(self) -> tuple[str, str, str]:
         return self.model, self.quantization, self.activations
 
 
-def measure(model: str, scheme: str, activations: str, text: str, num_tokens: int) -> Row:
-    """Build the model in a temporary folder and score the text."""
+@contextmanager
+def float_source(model: str) -> Iterator[str]:
+    """What to quantize: a shuffled float copy of a GGUF, any other checkpoint as it is."""
+    checkpoint = open_checkpoint(model)
+    if checkpoint.kind != "gguf":
+        yield model
+        return
     with tempfile.TemporaryDirectory(prefix="quality-") as folder:
-        artifact = build(model, "cpu", scheme, folder, activations=activations)
+        path = Path(folder) / "shuffled.gguf"
+        write_shuffled(checkpoint.path, path)
+        yield str(path)
+
+
+def measure(
+    model: str, source: str, scheme: str, activations: str, text: str, num_tokens: int
+) -> Row:
+    """Build `source` in a temporary folder and score the text; the row is called `model`."""
+    with tempfile.TemporaryDirectory(prefix="quality-") as folder:
+        artifact = build(source, "cpu", scheme, folder, activations=activations)
         weights = read_manifest(artifact).weights
         config = {"context_window_size": num_tokens}
         with MLCEngine(artifact, mode="interactive", engine_config=config) as engine:
@@ -75,7 +84,6 @@ def measure(model: str, scheme: str, activations: str, text: str, num_tokens: in
         weights.num_bytes,
         round(result.perplexity, 4),
         result.num_scored_tokens,
-        round(result.seconds, 1),
     )
 
 
@@ -89,21 +97,12 @@ def read_rows(path: Path) -> dict[tuple[str, str, str], Row]:
 def write_rows(path: Path, rows: Sequence[Row], text: dict[str, Any]) -> None:
     document = {
         "text": text,
-        "machine": {"processor": processor_name(), "cpus": os.cpu_count()},
+        "machine": cpu_name(),
         "versions": asdict(running_versions()),
         "rows": [asdict(row) for row in rows],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def print_table(rows: Sequence[Row]) -> None:
@@ -179,10 +178,12 @@ def main() -> None:
             "sha256": sha256(options.text.read_bytes()).hexdigest(),
             "num_tokens": options.tokens,
         }
+        schemes = options.schemes.split(",")
         for model in options.models:
-            for scheme in options.schemes.split(","):
-                for activations in options.activations.split(","):
-                    row = measure(model, scheme, activations, text, options.tokens)
+            with float_source(model) as floats:
+                for scheme, activations in product(schemes, options.activations.split(",")):
+                    source = model if scheme == LOSSLESS else floats
+                    row = measure(model, source, scheme, activations, text, options.tokens)
                     rows[row.key] = row
                     write_rows(options.output, list(rows.values()), about)
                     print(json.dumps(asdict(row)), flush=True)

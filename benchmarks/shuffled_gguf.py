@@ -63,12 +63,10 @@ class Orders:
 
     def apply(self, name: str, values: np.ndarray) -> np.ndarray:
         """values: [out, in] or [size] float32, as the GGUF names it."""
-        module, _, kind = name.rpartition(".")
-        layer, module = (
-            (int(module.split(".")[1]), module.split(".")[2])
-            if module.startswith("blk.")
-            else (0, module)
-        )
+        layer, module = 0, name.rpartition(".")[0]
+        if module.startswith("blk."):
+            _, block, module = module.split(".")
+            layer = int(block)
         wide, value, attended = self.wide[layer], self.values[layer], self.attended[layer]
         everything = slice(None)
         rows, columns = {

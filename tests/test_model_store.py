@@ -81,12 +81,13 @@ def test_every_part_of_the_request_has_its_own_slot(
         model_store.ensure_artifact(str(gguf), build=build),
         model_store.ensure_artifact(str(gguf), "cpu:x86-64-v3", build=build),
         model_store.ensure_artifact(str(gguf), quantization="q4f16_1", build=build),
+        model_store.ensure_artifact(str(gguf), activations="int8", build=build),
         model_store.ensure_artifact("smollm2-135m", build=build),
         model_store.ensure_artifact("HF://org/smollm2-135m", build=build),
     }
     monkeypatch.setattr(model_store, "__version__", "99")
     paths.add(model_store.ensure_artifact(str(gguf), build=build))
-    assert len(paths) == len(build.calls) == 6
+    assert len(paths) == len(build.calls) == 7
 
 
 def test_a_changed_source_is_built_again(cache: Path, gguf: Path, build: Builder) -> None:
@@ -189,5 +190,5 @@ def test_only_built_models_are_removed(
 
 @given(st.text(min_size=1, max_size=80))
 def test_any_model_name_makes_one_plain_folder_name(name: str) -> None:
-    slot = model_store._slot_name(name.replace("\x00", "0"), "cpu", None)
+    slot = model_store._slot_name(name.replace("\x00", "0"), "cpu", None, "auto")
     assert Path(slot).name == slot and slot not in (".", "..") and slot.isascii()

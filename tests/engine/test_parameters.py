@@ -10,8 +10,12 @@ from everycast.artifact.tensor_cache import TensorCacheReader
 from everycast.engine import parameters
 from everycast.engine.parameters import load_parameters, read_parameters
 from everycast.engine.runtime import Library, as_array
+from everycast.schedules.cpu.packing import LAYOUT_VERSION
 from hypothesis import given
 from hypothesis import strategies as st
+
+CURRENT = f"_v{LAYOUT_VERSION}_"
+"""Part of every packing function's name."""
 
 
 @pytest.fixture
@@ -86,7 +90,7 @@ def test_the_packed_file_is_of_these_weights_and_this_layout(
     load(artifact, library)
     (before,) = (artifact / ".packed").iterdir()
     packers = {p["pack"] for p in library.metadata["parameters"]} - {None}
-    assert packers and all(name.startswith("pack_v") for name in packers)
+    assert packers and all(CURRENT in name for name in packers)
     other = Other(library)
     load(artifact, other)
     (after,) = (artifact / ".packed").iterdir()
@@ -97,12 +101,12 @@ class Other:
     """The same library with another version of the packed layout."""
 
     def __init__(self, library: Library) -> None:
-        text = json.dumps(library.metadata).replace('"pack_v1_', '"pack_v999_')
-        assert "pack_v999_" in text
+        text = json.dumps(library.metadata).replace(CURRENT, "_v999_")
+        assert "_v999_" in text
         self.library, self.metadata = library, json.loads(text)
 
     def function(self, name: str) -> Any:
-        return self.library.function(name.replace("pack_v999_", "pack_v1_"))
+        return self.library.function(name.replace("_v999_", CURRENT))
 
 
 def test_a_cut_packed_file_is_made_again(artifact: Path, library: Library) -> None:

@@ -7,7 +7,7 @@ import pytest
 import tvm
 from everycast.artifact.tensor_format import TensorFormat
 from everycast.quant_schemes.bits import pack_values
-from everycast.quant_schemes.layers import apply_formats
+from everycast.quant_schemes.layers import apply_formats, named_weights
 from everycast.relax_models import operators as ops
 from everycast.relax_models.layers import Embedding, Linear, RMSNorm
 from everycast.schedules.cpu.isa import isa_of
@@ -20,9 +20,9 @@ from tvm.target.codegen import llvm_get_system_cpu
 
 VOCAB, HIDDEN, INNER = 24, 32, 48
 FORMATS = {
-    "embed.weight": TensorFormat("float16", 8, 32, 127),
+    "embed.weight": TensorFormat("float16", 8, 32, None),
     "gate.weight": TensorFormat("float16", 4, 32, 7),
-    "up.weight": TensorFormat("float16", 4, 32, None),
+    "up.weight": TensorFormat("float16", 4, 32, 7),
     "down.weight": TensorFormat("float32"),
 }
 
@@ -63,13 +63,12 @@ def export():
         for name, p in parameters
         if not name.endswith("q_weight")
     }
-    for name, fmt in FORMATS.items():
-        if fmt.bits is not None:
-            layer = name.removesuffix(".weight")
-            shape = {"embed": (VOCAB, HIDDEN), "gate": (INNER, HIDDEN), "up": (INNER, HIDDEN)}
-            q = rng.integers(0, 1 << fmt.bits, shape[layer], dtype=np.uint8)
-            tensors[f"{layer}.q_weight"] = pack_values(q, fmt)["q_weight"]
-            tensors[f"{layer}.q_scale"] *= 0.02
+    for name, layer in named_weights(model).items():
+        if layer.format.bits is not None:
+            q = rng.integers(0, 1 << layer.format.bits, (layer.n, layer.k), dtype=np.uint8)
+            prefix = name.removesuffix("weight")
+            tensors[f"{prefix}q_weight"] = pack_values(q, layer.format)["q_weight"]
+            tensors[f"{prefix}q_scale"] *= 0.02
     return module, [name for name, _ in parameters], tensors
 
 

@@ -96,8 +96,13 @@ def test_attention_matches_numpy(shape, dtype, window):
     scale = head_dim**-0.5
     func = build(
         kernels.attention(
-            num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, page_size=PAGE,
-            kv_dtype=dtype, scale=scale, window=window,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            page_size=PAGE,
+            kv_dtype=dtype,
+            scale=scale,
+            window=window,
         )  # fmt: skip
     )
     for lengths in LENGTHS:
@@ -124,8 +129,13 @@ def test_a_row_does_not_depend_on_its_tile(shape, window, target, needs):
     heads, kv_heads, head_dim = shape
     func = build(
         kernels.attention(
-            num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, page_size=PAGE,
-            kv_dtype="float16", scale=head_dim**-0.5, window=window,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            page_size=PAGE,
+            kv_dtype="float16",
+            scale=head_dim**-0.5,
+            window=window,
         ),  # fmt: skip
         target,
     )
@@ -179,7 +189,8 @@ def test_rotate_and_append_matches_numpy(shape, dtype, m):
     )  # fmt: skip
     rng = np.random.default_rng(m)
     q, k, v = (
-        rng.standard_normal((m, n * head_dim)).astype("float32") for n in (heads, kv_heads, kv_heads)
+        rng.standard_normal((m, n * head_dim)).astype("float32")
+        for n in (heads, kv_heads, kv_heads)
     )
     table = rng.standard_normal((m, rotary_dim)).astype("float32")
     slots = rng.permutation(6 * PAGE)[:m].astype("int32")

@@ -31,6 +31,8 @@ def test_tiles_fit_in_the_registers_and_reach_every_count(isa):
     assert reachable >= set(range(tiles[0]))
 
 
-@pytest.mark.parametrize(("lanes", "num_registers", "chains"), [(16, 32, 2), (8, 16, 1), (4, 32, 1)])
+@pytest.mark.parametrize(
+    ("lanes", "num_registers", "chains"), [(16, 32, 2), (8, 16, 1), (4, 32, 1)]
+)
 def test_two_sums_a_token_only_where_a_full_tile_fits_twice(lanes, num_registers, chains):
     assert CpuIsa("x", lanes, num_registers).chains == chains
