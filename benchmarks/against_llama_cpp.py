@@ -217,7 +217,7 @@ def machine(peer: Worker, limits: Mapping[int, Mapping[str, list[float]]]) -> di
         "cpu": cpu_name(),
         "memory_bytes": memory_bytes(),
         "system": f"{platform.system()} {platform.release()}",
-        "versions": running_versions(),
+        "versions": asdict(running_versions()),
         "peer": f"llama-cpp-python {peer.ready['version']}",
         "peer_system_info": peer.ready["system_info"],
         "limits": {str(threads): dict(values) for threads, values in limits.items()},

@@ -14,7 +14,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-import llama_cpp as lib
+try:
+    import llama_cpp as lib
+except ImportError:
+    sys.exit(f"{sys.executable} has no llama-cpp-python: see against_llama_cpp.py, --peer-python")
 from works import DECODE_TOKENS, WORKS, random_prompt  # beside this file: it runs as a script
 
 CONTEXT = 1024

@@ -47,7 +47,7 @@ class Worker:
         trace: TracebackType | None,
     ) -> None:
         self._process.terminate()
-        self._process.wait()
+        self._close()
 
     def measure(self, work: str) -> dict[str, Any]:
         """Let the worker do `work` alone; its answer."""
@@ -63,4 +63,10 @@ class Worker:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise WorkerError(f"{self.name} ended with exit code {self._process.wait()}")
+        self._close()
+        raise WorkerError(f"{self.name} ended with exit code {self._process.returncode}")
+
+    def _close(self) -> None:
+        """Close the pipes and wait for the end."""
+        with self._process:
+            pass

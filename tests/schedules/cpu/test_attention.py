@@ -103,7 +103,7 @@ def test_attention_matches_numpy(shape, dtype, window):
             kv_dtype=dtype,
             scale=scale,
             window=window,
-        )  # fmt: skip
+        )
     )
     for lengths in LENGTHS:
         case = Case(heads, kv_heads, head_dim, dtype, lengths)
@@ -136,7 +136,7 @@ def test_a_row_does_not_depend_on_its_tile(shape, window, target, needs):
             kv_dtype="float16",
             scale=head_dim**-0.5,
             window=window,
-        ),  # fmt: skip
+        ),
         target,
     )
     size = kernels.query_tile(heads, kv_heads)
