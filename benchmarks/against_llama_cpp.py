@@ -18,6 +18,7 @@ counts. Needs llama-cpp-python built for this CPU in the environment of --peer-p
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -211,7 +212,9 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def machine(peer: Worker, limits: Mapping[int, Mapping[str, list[float]]]) -> dict[str, Any]:
+def machine(
+    peer: Worker, limits: Mapping[int, Mapping[str, list[float]]], load_average: float
+) -> dict[str, Any]:
     """What the figures were measured on and with."""
     return {
         "cpu": cpu_name(),
@@ -220,6 +223,7 @@ def machine(peer: Worker, limits: Mapping[int, Mapping[str, list[float]]]) -> di
         "versions": asdict(running_versions()),
         "peer": f"llama-cpp-python {peer.ready['version']}",
         "peer_system_info": peer.ready["system_info"],
+        "load_average_at_start": round(load_average, 2),
         "limits": {str(threads): dict(values) for threads, values in limits.items()},
     }
 
@@ -237,6 +241,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="write a picture (matplotlib) to this file")
     options = parser.parse_args()
     rows: list[Row] = []
+    load_average = os.getloadavg()[0]
     all_samples, about, limits = {}, {}, {}
     try:
         for activations in options.activations.split(","):
@@ -250,7 +255,7 @@ def main() -> int:
                     samples_and_limits = {**samples, "limits": limits[threads]}
                     rows += rows_of(setup, threads, ready, samples_and_limits)
                     all_samples[f"{ready['activations']}, {threads} threads"] = samples
-                    about = machine(workers[PEER], limits)
+                    about = machine(workers[PEER], limits, load_average)
     except (EverycastError, WorkerError, subprocess.SubprocessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -68,7 +68,8 @@ def test_a_missing_linker_is_named_with_what_brings_one(
     assert "pip install ziglang" in message and f"apt install {package})" in message
 
 
-def test_other_platforms() -> None:
+def test_other_platforms(machine: Any) -> None:
+    machine()
     with pytest.raises(CompileError, match="xcode-select --install"):
         find_linker("macos-aarch64")
     with pytest.raises(CompileError, match="linux-riscv64"):
