@@ -193,7 +193,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     """Bars of both engines, a panel for each work."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    figure = Figure(figsize=(10.5, 3.8), layout="constrained")
     panels = figure.subplots(1, len(WORKS))
     for work, axes in zip(WORKS, panels, strict=True):
         chosen = [row for row in rows if row.work == work]
@@ -202,11 +202,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axes.bar([p + 0.2 for p in places], [r.theirs for r in chosen], 0.4, label="llama.cpp")
         for place, row in zip(places, chosen, strict=True):
             axes.annotate(f"{row.ratio:.2f} x", (place - 0.2, row.ours), ha="center", va="bottom")
-        names = [f"{row.threads} threads\n{row.activations}" for row in chosen]
+        names = [f"{row.activations}\nthreads: {row.threads}" for row in chosen]
         axes.set_xticks(list(places), names)
         axes.set_title(f"{work.replace('_', ' ')}, tokens/s")
         axes.margins(y=0.15)
-    panels[0].legend(loc="upper left", fontsize="small")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     figure.suptitle(f"{rows[0].model}, Q4_0 weights with 8-bit head, medians")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

@@ -34,6 +34,8 @@ from .shuffled_gguf import write_shuffled
 LOSSLESS = "gguf"
 SCHEMES = (LOSSLESS, "q8f16_1", "q5af16_e8", "q4af16_e8", "q4f16_e8", "q4f16_1", "q3f16_1", "q0f32")
 """q4f16_0 stores the values of q4f16_1 in another layout."""
+PLOT_LIMIT = 2.5
+"""Perplexities above so many times the source's are not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +107,23 @@ def write_rows(path: Path, rows: Sequence[Row], text: dict[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
+def source_row(rows: Sequence[Row], model: str) -> Row | None:
+    """The row of the model as it is: without loss, or else in float32."""
+    for quantization in (LOSSLESS, "q0f32"):
+        for row in rows:
+            if (row.model, row.quantization, row.activations) == (model, quantization, "auto"):
+                return row
+    return None
+
+
 def print_table(rows: Sequence[Row]) -> None:
-    """Markdown: a line per scheme; `loss` is the mean negative log likelihood beyond the source's,
-    in nats a token."""
-    source = {(r.model, r.activations): r for r in rows if r.quantization in ("gguf", "q0f32")}
+    """Markdown: a line per row; `loss` is the mean negative log likelihood beyond the source's, in
+    nats a token."""
     print("| model | quantization | activations | bits per weight | perplexity | loss |")
     print("| --- | --- | --- | --- | --- | --- |")
     for row in rows:
-        reference = source.get((row.model, row.activations))
-        loss = math.log(row.perplexity / reference.perplexity) if reference else math.nan
+        source = source_row(rows, row.model)
+        loss = math.log(row.perplexity / source.perplexity) if source else math.nan
         print(
             f"| {row.model} | {row.quantization} | {row.activations} | {row.bits_per_weight:.2f} "
             f"| {row.perplexity:.3f} | {loss:+.4f} |"
@@ -122,7 +132,8 @@ def print_table(rows: Sequence[Row]) -> None:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Perplexity against bits per weight, a panel per model: perplexities of models with different
-    tokenizers cannot be compared."""
+    tokenizers cannot be compared. The dashed line is the source; what is far above it is named
+    with its perplexity and not drawn."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -130,32 +141,36 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
     models = list(dict.fromkeys(row.model for row in rows))
     figure, panels = pyplot.subplots(
-        1, len(models), figsize=(4 * len(models), 3.6), squeeze=False, layout="constrained"
+        1, len(models), figsize=(3.6 * len(models), 3.4), squeeze=False, layout="constrained"
     )
     for panel, model in zip(panels[0], models, strict=True):
-        of_model = [row for row in rows if row.model == model]
-        source = next((r for r in of_model if r.quantization in ("gguf", "q0f32")), None)
+        source = source_row(rows, model)
+        limit = source.perplexity * PLOT_LIMIT if source else math.inf
         if source is not None:
             panel.axhline(source.perplexity, color="0.6", linewidth=1, linestyle="--")
-        for row in of_model:
-            if row.quantization == "q0f32":  # 32 bits would squeeze all others together
+        outside = []
+        for row in rows:
+            # 32 bits would squeeze all others together.
+            if row.model != model or row.activations != "auto" or row.quantization == "q0f32":
                 continue
-            panel.plot(row.bits_per_weight, row.perplexity, "o", markersize=4, color="C0")
+            if row.perplexity > limit:
+                outside.append(f"{row.quantization}: {row.perplexity:.0f}")
+                continue
+            point = (row.bits_per_weight, row.perplexity)
+            panel.plot(*point, "o", markersize=4, color="C0")
             panel.annotate(
-                row.quantization,
-                (row.bits_per_weight, row.perplexity),
-                xytext=(3, 3),
-                textcoords="offset points",
-                fontsize=7,
+                row.quantization, point, xytext=(4, 3), textcoords="offset points", fontsize=7
             )
-        panel.set_yscale("log")
-        panel.yaxis.set_minor_formatter("{x:.0f}")
-        panel.yaxis.set_major_formatter("{x:.0f}")
+        panel.annotate(
+            "\n".join(outside), (0.97, 0.97), xycoords="axes fraction", ha="right", va="top",
+            fontsize=7,
+        )  # fmt: skip
         panel.set(title=model, xlabel="bits per weight, whole model")
-        panel.margins(x=0.2)
+        panel.margins(x=0.25, y=0.1)
     panels[0][0].set_ylabel("perplexity")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=80)
+    pyplot.close(figure)
 
 
 def main() -> None:
@@ -189,7 +204,7 @@ def main() -> None:
                     print(json.dumps(asdict(row)), flush=True)
     print_table(list(rows.values()))
     if options.plot is not None:
-        plot([row for row in rows.values() if row.activations == "auto"], options.plot)
+        plot(list(rows.values()), options.plot)
 
 
 if __name__ == "__main__":

@@ -376,6 +376,9 @@ def test_perplexity(run: Run, machine: FakeMachine, tmp_path: Path) -> None:
     expected = pow(2.718281828459045, 20) + 258
     assert result["perplexity"] == pytest.approx(expected, rel=1e-4)
     assert run("perplexity", "m", "--text", str(text)).out.startswith("perplexity ")
+    text.write_bytes("grün\nund mehr".encode())  # the same text on another system
+    assert run(*arguments, "--activations", "int8").out.startswith("{")
+    assert [build["activations"] for build in machine.builds] == ["auto", "int8"]
     text.write_bytes(b"\xff")
     assert "not UTF-8" in run(*arguments).err
 

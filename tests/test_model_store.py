@@ -64,6 +64,8 @@ def test_an_artifact_folder_is_used_as_it_is(cache: Path, tmp_path: Path, build:
     assert model_store.ensure_artifact(str(folder), quantization="q4f16_1", build=build) == folder
     with pytest.raises(RequestError, match="quantized as q4f16_1, not q0f32"):
         model_store.ensure_artifact(str(folder), quantization="q0f32", build=build)
+    with pytest.raises(RequestError, match="activations included"):
+        model_store.ensure_artifact(str(folder), activations="int8", build=build)
     assert not build.calls
 
 
