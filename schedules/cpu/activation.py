@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
 from .control import for_rows
-from .vectors import LANES, body, constant, kernel, ramp, splat
+from .vectors import LANES, body, constant, kernel, local_array, ramp, splat
 
 GROUP = 32
 HIGH_STEP = 254
@@ -111,7 +111,7 @@ def quantize_group(
 
 def _tail(x: Any, row: Any, start: int, k: int) -> tuple[Any, Any]:
     """32 values from `start` on, zeros from k on."""
-    scratch = B.alloc_buffer((GROUP,), "float32", scope="local")
+    scratch = local_array(GROUP)
     for half in (0, LANES):
         B.buffer_store(scratch, constant(0.0), [ramp(half)])
     if start < k:

@@ -24,6 +24,7 @@ from .vectors import (
     dtype_of,
     exp2,
     kernel,
+    local_array,
     ramp,
     reduce_max,
     reduce_sum,
@@ -105,10 +106,10 @@ class _Unit:
         self.head, self.row, self.rows = head, B.Bind(row), rows
         self.vectors = rows * self.group
         block = KEY_BLOCK_PAGES * LANES
-        self.scores = B.alloc_buffer((self.vectors * block,), "float32", scope="local")
-        self.sums = B.alloc_buffer((self.vectors * self.head_dim,), "float32", scope="local")
-        self.maxima = B.alloc_buffer((self.vectors,), "float32", scope="local")
-        self.totals = B.alloc_buffer((self.vectors,), "float32", scope="local")
+        self.scores = local_array(self.vectors * block)
+        self.sums = local_array(self.vectors * self.head_dim)
+        self.maxima = local_array(self.vectors)
+        self.totals = local_array(self.vectors)
         with B.serial(self.vectors) as v:
             B.buffer_store(self.maxima, T.float32(LOWEST_MAXIMUM), [v])
             B.buffer_store(self.totals, T.float32(0), [v])
@@ -148,7 +149,7 @@ class _Unit:
         """scores[v, t] = scale · q_v · k_t over the block, masked by position and window."""
         with B.serial(count) as p:
             number = B.Bind(T.Cast("int64", self.tables[self.sequence, page + p]))
-            dots = B.alloc_buffer((self.vectors * LANES,), "float32", scope="local")
+            dots = local_array(self.vectors * LANES)
             for v in range(self.vectors):
                 B.buffer_store(dots, constant(0.0), [ramp(v * LANES)])
             with B.serial(self.head_dim) as d:
@@ -174,7 +175,7 @@ class _Unit:
     def _softmax_of_block(self, count: Any) -> None:
         """scores → exp2(scores - maximum); rescale what was summed under the old maximum."""
         with B.serial(self.vectors) as v:
-            lanes = B.alloc_buffer((LANES,), "float32", scope="local")
+            lanes = local_array(LANES)
             B.buffer_store(lanes, constant(MASKED), [ramp(0)])
             with B.serial(count) as p:
                 score = self.scores[self._score_at(v, p)]
@@ -199,7 +200,7 @@ class _Unit:
     def _add_values(self, page: Any, count: Any) -> None:
         """sums[v] += Σ_t scores[v, t] · value_t, one vector of head elements at a time."""
         with B.serial(self.head_dim // self.width) as c:
-            sums = B.alloc_buffer((self.vectors * self.width,), "float32", scope="local")
+            sums = local_array(self.vectors * self.width)
 
             def at(v: Any, c: Any = c) -> Any:
                 return ramp(v * self.head_dim + c * self.width, self.width)

@@ -15,7 +15,7 @@ from tvm.tirx.script import builder as B
 
 from .control import clear
 from .packing import PackedWeight
-from .vectors import LANES, ramp, splat
+from .vectors import LANES, local_array, ramp, splat
 from .weight_vectors import load_float, load_min, load_scale, prefetch
 
 _UNROLL = 2
@@ -46,7 +46,7 @@ class _Tile:
     ) -> None:
         self.weight, self.packed, self.x = weight, packed, x
         self.first, self.tokens, self.chains = first, tokens, chains
-        self.acc = B.alloc_buffer((tokens * chains * LANES,), "float32", scope="local")
+        self.acc = local_array(tokens * chains * LANES)
         clear(self.acc, tokens * chains)
 
     def sums(self) -> list[Any]:

@@ -21,7 +21,7 @@ from tvm.tirx.script import builder as B
 from .activation import GROUP, HIGH_STEP
 from .control import clear
 from .packing import PackedWeight
-from .vectors import LANES, ramp, splat
+from .vectors import LANES, local_array, ramp, splat
 from .weight_vectors import load_min, load_scale, prefetch
 
 _SUPPORTED_GROUPS = (16, 32)
@@ -46,7 +46,7 @@ def dot_int8(
     weight: PackedWeight, packed: Any, block: Any, x: Int8Activations, first: Any, tokens: int
 ) -> list[Any]:
     """Emit x Wᵀ of 16 rows and `tokens` tokens from `first` on: a vector of rows per token."""
-    acc = B.alloc_buffer((tokens * LANES,), "float32", scope="local")
+    acc = local_array(tokens * LANES)
     clear(acc, tokens)
     base = B.Bind(block * weight.block_bytes)
     with B.serial(T.int64(weight.num_pairs)) as pair:

@@ -9,7 +9,7 @@ from tvm.tirx.script import builder as B
 
 from .control import for_rows
 from .packing import DTYPE_BYTES, PackedWeight
-from .vectors import LANES, body, kernel, ramp, splat
+from .vectors import LANES, body, kernel, local_array, ramp, splat
 from .weight_vectors import load_float
 
 
@@ -67,7 +67,7 @@ def _emit_groups(
             if k + 4 <= count:
                 B.buffer_store(y, values, [token, ramp(index * group + k, 4)])
             elif k < count:
-                scratch = B.alloc_buffer((4,), "float32", scope="local")
+                scratch = local_array(4)
                 B.buffer_store(scratch, values, [ramp(0, 4)])
                 for i in range(count - k):
                     B.buffer_store(y, scratch[i], [token, index * group + k + i])

@@ -20,7 +20,7 @@ from .control import either, for_tiles
 from .dot_float import dot_float
 from .isa import CpuIsa
 from .packing import PackedWeight
-from .vectors import LANES, Kernel, body, constant, exp2, kernel, ramp
+from .vectors import LANES, Kernel, body, constant, exp2, kernel, local_array, ramp
 
 Activations = Literal["int8", "int16", "float32"]
 """How the inputs of quantized layers are rounded: int16 is two terms of int8."""
@@ -92,7 +92,7 @@ class _Layer:
         bias, n = self.bias, self.weight.n
         if n % LANES == 0:
             return B.Bind(bias[ramp(block * LANES)])
-        vector = B.alloc_buffer((LANES,), "float32", scope="local")
+        vector = local_array(LANES)
         B.buffer_store(vector, constant(0.0), [ramp(0)])
         with B.serial(T.min(T.int64(LANES), n - block * LANES)) as lane:
             B.buffer_store(vector, bias[block * LANES + lane], [lane])
@@ -203,9 +203,13 @@ def _for_blocks(
     tile = isa.token_tiles[0]
     chunk = max(1, _CHUNK_BYTES // (token_bytes * tile)) * tile
     num_blocks = sum(weight.num_blocks for weight in weights)
-    with B.parallel((num_tokens + (chunk - 1)) // chunk * num_blocks) as unit:
-        start = B.Bind(unit // num_blocks * chunk)
-        stop = B.Bind(T.min(num_tokens, start + chunk))
+    # Chunks of about one size: threads take equal shares of the units.
+    num_chunks = B.Bind((num_tokens + (chunk - 1)) // chunk)
+    per_chunk = (num_tokens + num_chunks - 1) // num_chunks
+    size = B.Bind((per_chunk + (tile - 1)) // tile * tile)
+    with B.parallel(num_chunks * num_blocks) as unit:
+        start = B.Bind(T.min(num_tokens, unit // num_blocks * size))
+        stop = B.Bind(T.min(num_tokens, start + size))
         block = B.Bind(unit % num_blocks)
 
         def choose(i: int, first: int) -> None:
@@ -244,7 +248,7 @@ def _store(y: Any, block: Any, first: Any, values: list[Any], added: Any) -> Non
             B.buffer_store(y, result, [first + i, at])
 
     def store_lanes() -> None:
-        scratch = B.alloc_buffer((len(values) * LANES,), "float32", scope="local")
+        scratch = local_array(len(values) * LANES)
         for i, value in enumerate(values):
             B.buffer_store(scratch, value, [ramp(i * LANES)])
         with B.serial(T.int64(len(values))) as i, B.serial(T.int64(n % LANES)) as lane:

@@ -8,7 +8,7 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
 from .control import for_rows
-from .vectors import body, constant, kernel, ramp, reduce_sum, splat, vector_width
+from .vectors import body, constant, kernel, local_array, ramp, reduce_sum, splat, vector_width
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def rms_norm(size: int, epsilon: float, residual: bool) -> tirx.PrimFunc:
 
 def _norm_row(x: Any, weight: Any, added: Any, y: Any, row: Any, size: int, epsilon: float) -> None:
     width = vector_width(size)
-    squares = B.alloc_buffer((16,), "float32", scope="local")
+    squares = local_array(16)
     B.buffer_store(squares, constant(0.0), [ramp(0)])
     with B.serial(size // width) as i:
         value = B.Bind(x[row, ramp(i * width, width)])

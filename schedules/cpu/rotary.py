@@ -8,7 +8,7 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
 from .control import for_rows
-from .vectors import body, dtype_of, kernel, ramp, vector_width
+from .vectors import body, dtype_of, kernel, local_array, ramp, vector_width
 
 
 @functools.cache
@@ -73,7 +73,7 @@ def rotate_and_append(
                 with B.serial(head_dim - rotary_dim) as d:
                     at = h * head_dim + rotary_dim + d
                     B.buffer_store(out, q[row, at], [row, at])
-            turned = B.alloc_buffer((head_dim,), "float32", scope="local")
+            turned = local_array(head_dim)
             vwidth = vector_width(head_dim)
             with B.serial(num_kv_heads) as h:
                 with B.serial(half // width) as i:

@@ -43,6 +43,15 @@ def to_float(value: Any, width: int = LANES) -> Any:
     return T.Cast(dtype_of("float32", width), value)
 
 
+def local_array(size: int) -> Any:
+    """`size` float32 of a thread's own, on the stack.
+
+    TVM would take them from its heap, once for every block of rows, and then LLVM could not keep
+    them in registers: the annotation says not to (`LowerTVMBuiltin`).
+    """
+    return B.alloc_buffer((size,), "float32", annotations={"disable_lower_builtin": True})
+
+
 def reduce_sum(vector: Any) -> Any:
     """Sum over the lanes of a 16-wide vector bound to a variable, pairwise."""
     return _reduce(vector, lambda a, b: a + b)
@@ -53,7 +62,7 @@ def reduce_max(vector: Any) -> Any:
 
 
 def _reduce(vector: Any, combine: Any) -> Any:
-    scratch = B.alloc_buffer((LANES,), "float32", scope="local")
+    scratch = local_array(LANES)
     width = LANES
     B.buffer_store(scratch, vector, [ramp(0)])
     while width > 1:
