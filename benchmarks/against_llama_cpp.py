@@ -213,9 +213,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def machine(
-    peer: Worker, limits: Mapping[int, Mapping[str, list[float]]], load_average: float
-) -> dict[str, Any]:
+def machine(peer: Worker, load_average: float) -> dict[str, Any]:
     """What the figures were measured on and with."""
     return {
         "cpu": cpu_name(),
@@ -225,7 +223,6 @@ def machine(
         "peer": f"llama-cpp-python {peer.ready['version']}",
         "peer_system_info": peer.ready["system_info"],
         "load_average_at_start": round(load_average, 2),
-        "limits": {str(threads): dict(values) for threads, values in limits.items()},
     }
 
 
@@ -243,7 +240,7 @@ def main() -> int:
     options = parser.parse_args()
     rows: list[Row] = []
     load_average = os.getloadavg()[0]
-    all_samples, about, limits = {}, {}, {}
+    all_samples, about = {}, {}
     try:
         for activations in options.activations.split(","):
             setup = prepare(options.model, activations, options.peer_python)
@@ -252,11 +249,9 @@ def main() -> int:
                     workers = start_workers(setup, threads, stack)
                     samples = run_rounds(workers, options.rounds)
                     ready = workers["everycast"].ready
-                    limits[threads] = samples.pop("limits")
-                    samples_and_limits = {**samples, "limits": limits[threads]}
-                    rows += rows_of(setup, threads, ready, samples_and_limits)
+                    rows += rows_of(setup, threads, ready, samples)
                     all_samples[f"{ready['activations']}, {threads} threads"] = samples
-                    about = machine(workers[PEER], limits, load_average)
+                    about = machine(workers[PEER], load_average)
     except (EverycastError, WorkerError, subprocess.SubprocessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
