@@ -312,6 +312,64 @@ def perplexity(
 
 
 @app.command()
+def bench(
+    model: Annotated[
+        str | None, typer.Argument(help="A name, or a GGUF file or folder.", show_default=False)
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Peers by commas, such as llama.cpp,ik_llama.cpp.")
+    ] = None,
+    threads: Annotated[str, typer.Option(help="Numbers of threads by commas.")] = "1",
+    works: Annotated[
+        str, typer.Option(help="What to measure, by commas.")
+    ] = "decode,prefill_128,prefill_512,batch_8,batch_32",
+    rounds: Annotated[int, typer.Option(min=1, help="Figures of each work; medians count.")] = 7,
+    activations: Annotated[str, typer.Option(help="Modes of ours by commas.")] = "auto",
+    shape: Annotated[
+        str | None, typer.Option(help="Random weights of this shape instead of a model.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write rows and samples to this file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw what was measured in this folder.")
+    ] = None,
+    peer_isa: Annotated[
+        Literal["native", "avx2"], typer.Option(help="avx2: both sides without AVX-512.")
+    ] = "native",
+    peer_python: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="A Python that has a peer's package already."),
+    ] = None,
+) -> None:
+    """Measure speed, memory and start, alone or beside other engines.
+
+    All engines get the same weights (a GGUF in Q4_0) and threads, and do each work in turn while
+    the others sleep. A peer is installed at its first use.
+
+    \b
+    Example: everycast bench smollm2-135m --against llama.cpp --threads 1,2 --json bench.json
+    """
+    from .benchmarks.command import run_bench
+    from .benchmarks.options import parse_options
+
+    options = parse_options(
+        model,
+        shape=shape,
+        against=against,
+        threads=threads,
+        works=works,
+        rounds=rounds,
+        activations=activations,
+        peer_isa=peer_isa,
+        peer_python=peer_python or [],
+        json=json,
+        plot=plot,
+    )
+    run_bench(options)
+
+
+@app.command()
 def doctor(json: Json = False) -> None:
     """Check this machine and what is installed.
 

@@ -29,9 +29,10 @@ from tvm.tirx.script import builder as B
 from ..artifact.tensor_format import TensorFormat
 from ..schedules.cpu.activation import activation_buffers, quantize_activations
 from ..schedules.cpu.isa import isa_of
+from ..schedules.cpu.kernel import body, kernel
 from ..schedules.cpu.linear import Activations, linears, num_terms
 from ..schedules.cpu.packing import PackedWeight
-from ..schedules.cpu.vectors import LANES, body, constant, kernel, ramp, splat
+from ..schedules.cpu.vectors import LANES, constant, ramp, splat
 
 FORMATS = {
     "q4 affine": TensorFormat("float16", 4, 32, None),
@@ -136,7 +137,9 @@ def limits(target: Target, has_int8: bool, seconds: float) -> Iterator[str]:
         yield f"{'int8' if int8 else 'float32'} {rate / took:.0f} GOP/s"
 
 
-def measure(weight: PackedWeight, terms: int, target: Target, seconds: float) -> Iterator[str]:
+def measure(
+    weight: PackedWeight, terms: int, target: Target, tokens: list[int], seconds: float
+) -> Iterator[str]:
     rng = np.random.default_rng(0)
     stride = -(-weight.num_bytes // 4096) * 4096
     copies = max(1, STREAM_BYTES // stride)
@@ -148,7 +151,7 @@ def measure(weight: PackedWeight, terms: int, target: Target, seconds: float) ->
         memory[start : start + len(pattern)] = pattern
     packed = [tvm_ffi.from_dlpack(memory[s : s + weight.num_bytes]) for s in starts]
     run = build(linears([weight], [False], isa=isa_of(target), terms=terms), target)
-    for m in TOKENS:
+    for m in tokens:
         x = tvm.runtime.tensor(rng.standard_normal((m, weight.k)).astype("float32"))
         y = tvm.runtime.tensor(np.zeros((m, weight.n), "float32"))
         inputs = [x]
@@ -171,6 +174,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--n", type=int, default=2048, help="output rows")
     parser.add_argument("--k", type=int, default=2048, help="inputs")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, metavar="M")
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--seconds", type=float, default=0.5, help="time for one measurement")
     parser.add_argument("--mcpu", default=llvm_get_system_cpu(), help="LLVM name of the CPU")
     options = parser.parse_args()
@@ -179,15 +184,15 @@ def main() -> None:
     target = Target({"kind": "llvm", "mcpu": options.mcpu})
     isa = isa_of(target)
     print(f"{platform.machine()} {options.mcpu} ({isa.name}), TVM {tvm.__version__}")
-    print("limits:", ", ".join(limits(target, isa.has_vnni512, options.seconds)))
-    print(f"{options.n} x {options.k}, GB/s and GOP/s for tokens: {TOKENS}")
-    for name, fmt in FORMATS.items():
-        weight = PackedWeight(fmt, options.n, options.k)
+    print("limits:", ", ".join(limits(target, isa.byte_dot == "avx512vnni", options.seconds)))
+    print(f"{options.n} x {options.k}, GB/s and GOP/s for tokens: {options.tokens}")
+    for name in options.formats:
+        weight = PackedWeight(FORMATS[name], options.n, options.k)
         for activations in KINDS:
             terms = num_terms([weight], isa, activations)
             if not terms and activations != "float32":
                 continue
-            row = measure(weight, terms, target, options.seconds)
+            row = measure(weight, terms, target, options.tokens, options.seconds)
             print(f"{name:13} {activations:8}", " |".join(row), flush=True)
 
 

@@ -57,3 +57,10 @@ def num_block_parameters(path: Path) -> int:
     """Numbers in the matrices that multiply every token: all but embedding and head."""
     tensors = gguf.GGUFReader(path).tensors
     return sum(int(t.n_elements) for t in tensors if len(t.shape) > 1 and t.name[:4] == "blk.")
+
+
+def num_head_parameters(path: Path) -> int:
+    """Numbers of the head, which may be the embedding too."""
+    tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}
+    head = tensors.get("output.weight") or tensors["token_embd.weight"]
+    return int(head.n_elements)

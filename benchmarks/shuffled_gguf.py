@@ -69,7 +69,7 @@ class Orders:
             layer = int(block)
         wide, value, attended = self.wide[layer], self.values[layer], self.attended[layer]
         everything = slice(None)
-        rows, columns = {
+        orders: dict[str, tuple[Any, Any]] = {
             "token_embd": (everything, self.hidden),
             "output": (everything, self.hidden),
             "attn_q": (everything, self.hidden),
@@ -82,7 +82,9 @@ class Orders:
             "attn_q_norm": (everything, everything),
             "attn_k_norm": (everything, everything),
             "rope_freqs": (everything, everything),
-        }.get(module, (self.hidden, everything))  # the rest are norms of the residual stream
+        }
+        # The rest are norms of the residual stream.
+        rows, columns = orders.get(module, (self.hidden, everything))
         shuffled = values[rows]
         return np.ascontiguousarray(shuffled[:, columns] if shuffled.ndim > 1 else shuffled)
 

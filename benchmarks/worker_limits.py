@@ -24,7 +24,8 @@ from tvm.tirx.script import builder as B
 
 from ..engine.runtime import huge_array
 from ..schedules.cpu.isa import isa_of
-from ..schedules.cpu.vectors import LANES, body, constant, kernel, ramp, splat
+from ..schedules.cpu.kernel import body, kernel
+from ..schedules.cpu.vectors import LANES, constant, ramp, splat
 
 STREAM_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
@@ -91,7 +92,7 @@ def _build(func: tirx.PrimFunc, target: Target) -> Callable[..., None]:
 
 def main() -> None:
     target = Target({"kind": "llvm", "mcpu": llvm_get_system_cpu()})
-    has_vnni, threads = isa_of(target).has_vnni512, thread_count()
+    has_vnni, threads = isa_of(target).byte_dot == "avx512vnni", thread_count()
     dtype, per_lane = ("int32", 8) if has_vnni else ("float32", 2)
     stream = huge_array(STREAM_BYTES)
     stream[:] = 0  # else every page is the one shared page of zeros

@@ -1,10 +1,12 @@
-"""A compiled library as the engine's model: inputs, KV pages and logits of each step."""
+"""A compiled library as the engine's model: inputs, KV pages, logits and tokens of each step."""
 
 import numpy as np
 
 from ..artifact.dtypes import numpy_dtype
 from ..artifact.tensor_cache import aligned_empty
-from .model_runner import ModelInfo, StepInput
+from .library_sampling import LibrarySampling
+from .model_runner import ModelInfo, SampleInput, SampleOutput, StepInput, TokenParts
+from .row_sampling import sample_rows
 from .runtime import Library, Tensor, as_array, as_tensor, as_tuple, huge_array
 
 
@@ -18,6 +20,8 @@ class PagedRunner:
         self.info, self.num_pages = info, num_pages
         self._forward = library.function("forward")
         self._logits = library.function("logits")
+        self._sampling = LibrarySampling(library)
+        self._step_logits = np.empty((0, info.vocab_size), np.float32)
         self._parameters = as_tuple(parameters)
         self._query_tile: int = metadata["query_tile"]
         layers, _, *rest = metadata["page_shape"]
@@ -38,12 +42,25 @@ class PagedRunner:
             self._parameters,
         )
         num_rows, limit = len(step.logit_rows), self.info.max_num_sequence
-        if num_rows == 0:
-            return np.empty((0, self.info.vocab_size), np.float32)
-        if num_rows <= limit:
-            return self._row_logits(hidden, step.logit_rows)
-        slices = [step.logit_rows[i : i + limit] for i in range(0, num_rows, limit)]
-        return np.concatenate([self._row_logits(hidden, rows) for rows in slices])
+        if num_rows and num_rows <= limit:
+            self._step_logits = self._row_logits(hidden, step.logit_rows)
+        else:
+            shape = (num_rows, self.info.vocab_size)
+            self._step_logits = aligned_empty(shape, np.dtype(np.float32))
+            for i in range(0, num_rows, limit):
+                rows = step.logit_rows[i : i + limit]
+                self._step_logits[i : i + limit] = self._row_logits(hidden, rows)
+        return self._step_logits
+
+    def sample(self, draws: SampleInput) -> SampleOutput:
+        """See `ModelRunner.sample`."""
+        return sample_rows(self._sampling, self._step_logits, draws)
+
+    def logprobs(
+        self, rows: np.ndarray, token_ids: np.ndarray, *, num_ids: int, num_top: int
+    ) -> TokenParts:
+        """See `ModelRunner.logprobs`."""
+        return self._sampling.token_logprobs(self._step_logits, rows, token_ids, num_ids, num_top)
 
     def _row_logits(self, hidden: Tensor, rows: np.ndarray) -> np.ndarray:
         return as_array(self._logits(hidden, _int32(rows), self._parameters))
@@ -53,7 +70,7 @@ class PagedRunner:
 
     def close(self) -> None:
         """Give weights and pages back."""
-        del self._parameters, self._pages, self._page_array
+        del self._parameters, self._pages, self._page_array, self._step_logits
 
 
 def slots_of(step: StepInput, page_size: int) -> np.ndarray:

@@ -23,7 +23,8 @@ from ..artifact.dtypes import numpy_dtype
 from ..artifact.errors import ArtifactError
 from ..artifact.files import disk_errors
 from ..artifact.hashing import hash_json
-from ..artifact.tensor_cache import ALIGNMENT, TensorCacheReader, aligned_empty
+from ..artifact.packed_layout import packed_offsets
+from ..artifact.tensor_cache import TensorCacheReader, aligned_empty
 from .runtime import Library, Tensor, as_array, as_tensor, huge_array
 
 Progress = Callable[[int, int], None]
@@ -47,9 +48,11 @@ class Parameter:
 
 def read_parameters(metadata: Mapping[str, Any]) -> tuple[list[Parameter], int]:
     """The library's parameters in call order, and the bytes of their packed file."""
-    parameters, offset = [], 0
-    for entry in metadata["parameters"]:
-        parameter = Parameter(
+    entries = metadata["parameters"]
+    sizes = [math.prod(entry["shape"]) * numpy_dtype(entry["dtype"]).itemsize for entry in entries]
+    offsets, num_bytes = packed_offsets(sizes)
+    parameters = [
+        Parameter(
             entry["name"],
             tuple(entry["shape"]),
             entry["dtype"],
@@ -57,15 +60,16 @@ def read_parameters(metadata: Mapping[str, Any]) -> tuple[list[Parameter], int]:
             entry["pack"],
             offset,
         )
-        parameters.append(parameter)
-        offset += -(-parameter.num_bytes // ALIGNMENT) * ALIGNMENT
-    return parameters, offset
+        for entry, offset in zip(entries, offsets, strict=True)
+    ]
+    return parameters, num_bytes
 
 
 def load_parameters(
     folder: Path, library: Library, weights: TensorCacheReader, progress: Progress | None = None
 ) -> list[Tensor]:
-    """Every parameter of `library`, from the packed file, which is made first if need be.
+    """Every parameter of `library`, from the packed file, which is made first if need be: as the
+    one buffer that holds them all where the library takes that, else a tensor each.
 
     `progress(done, total)` is called with bytes while packing. Raises ArtifactError when a shard
     is corrupted (its hash is checked before packing) or a tensor is missing.
@@ -78,6 +82,8 @@ def load_parameters(
         weights.verify()
         _pack(path, parameters, num_bytes, library, weights, progress)
     memory = _read(path, num_bytes)
+    if library.metadata["parameters_in_one_buffer"]:
+        return [as_tensor(memory)]
     return [as_tensor(_view(memory, parameter)) for parameter in parameters]
 
 

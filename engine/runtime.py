@@ -66,8 +66,12 @@ class Library:
             ) from error
 
     def function(self, name: str) -> Callable[..., Any]:
-        """A function of the library by name."""
-        func: Callable[..., Any] = self._vm[name]
+        """A function of the library by name: of the model, or one that takes its outputs as last
+        arguments. Raises ArtifactError if the library has none."""
+        try:
+            func: Callable[..., Any] = self._vm.get_function(name, query_imports=True)
+        except AttributeError:
+            raise ArtifactError(f"the library has no function '{name}'; compile it again") from None
         return func
 
 
@@ -105,6 +109,12 @@ def as_tuple(tensors: list[Tensor]) -> Any:
 def as_array(tensor: Tensor) -> np.ndarray:
     """A TVM tensor on the CPU as an array, sharing memory."""
     return np.from_dlpack(tensor)
+
+
+def num_threads() -> int:
+    """Threads that a kernel called from this thread runs on."""
+    load_runtime()
+    return int(tvm_ffi.get_global_func("runtime.NumThreads")())
 
 
 def huge_array(num_bytes: int) -> np.ndarray:

@@ -1,24 +1,30 @@
-"""Logits to token ids, as vLLM and OpenAI define it, in NumPy.
+"""Which draws a step makes, and what they mean: sampling as vLLM and OpenAI define it.
 
-The order is: padded ids cut off, end tokens forbidden before `min_tokens`, logit_bias, penalties
+The order is: padded ids left out, end tokens forbidden before `min_tokens`, logit_bias, penalties
 (repetition, frequency, presence), then for greedy requests the arg max, else temperature, min_p,
 top_k, top_p and one draw. Log probabilities are those of the raw logits, before all of this, over
 the tokenizer's ids.
+
+Here is no work in proportion to the vocabulary: the runner has the logits (`ModelRunner.sample`).
 """
 
+import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..artifact.errors import EverycastError
+from .model_runner import LogitBias, ModelRunner, Penalties, SampleInput, TokenParts
 from .sampling_params import SamplingParams
-from .token_filter import draw, keep_min_p, keep_top_k, keep_top_p
+from .seen_tokens import SeenTokens
 
 MIN_LOGPROB = -9999.0
 """Reported instead of minus infinity, which JSON cannot hold (OpenAI does the same)."""
 _UINT64 = (1 << 64) - 1
+_WEYL = 0x9E3779B97F4A7C15
+_SMALLEST_INVERSE = 1e-30
+"""An infinite temperature: larger would turn a forbidden token's logit into no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +45,9 @@ class SampledToken:
 
 
 class SequenceSampler:
-    """Chooses the tokens of one sequence and remembers what its penalties must know.
+    """What the draws of one sequence depend on: its parameters and its tokens so far.
 
-    The draw depends on the seed, the choice's index and the place in the output alone: neither on
+    A draw depends on the seed, the choice's index and the place in the output alone: neither on
     the batch nor on a preemption.
     """
 
@@ -50,124 +56,177 @@ class SequenceSampler:
         params: SamplingParams,
         *,
         prompt_ids: Sequence[int],
-        vocab_size: int,
-        tokenizer_size: int,
+        num_ids: int,
         eos_token_ids: Sequence[int] = (),
         choice_index: int = 0,
     ) -> None:
+        """num_ids: number of real token ids; logits from there on are padding."""
         self.params = params
-        self.num_ids = min(vocab_size, tokenizer_size)
         self.num_sampled = 0
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        self._key = np.array([seed & _UINT64, choice_index], dtype=np.uint64)
-        end_ids = {i for i in (*eos_token_ids, *params.stop_token_ids) if 0 <= i < self.num_ids}
-        self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
-        self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
-        self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
-        self._repeats = params.repetition_penalty != 1.0
-        self._counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-        # Boolean and count per token id; only made when a penalty needs them.
-        self._is_seen = np.zeros(self.num_ids if self._repeats else 0, dtype=np.bool_)
-        self._output_counts = np.zeros(self.num_ids if self._counts else 0, dtype=np.float32)
-        if self._repeats:
-            prompt = np.asarray(prompt_ids, dtype=np.int64)
-            self._is_seen[prompt[prompt < self.num_ids]] = True
+        self._key = _mix(_mix(seed & _UINT64) + choice_index)
+        self._filters = _filters(params)
+        end_ids = {i for i in (*eos_token_ids, *params.stop_token_ids) if 0 <= i < num_ids}
+        forbidden = dict.fromkeys(end_ids, -math.inf) if params.min_tokens else {}
+        self._early_bias = _bias({**params.logit_bias, **forbidden})
+        self._bias = _bias(params.logit_bias)
+        has_counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        is_repetition = params.repetition_penalty != 1.0
+        self.seen: SeenTokens | None = None
+        """Tokens of prompt and output; only kept when a penalty needs them."""
+        if is_repetition or has_counts:
+            prompt = [i for i in prompt_ids if i < num_ids] if is_repetition else []
+            self.seen = SeenTokens(prompt)
+        self.penalties = (
+            params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+        )  # fmt: skip
 
-    def sample(self, logits: np.ndarray) -> SampledToken:
-        """The next token.
+    def bias(self) -> tuple[np.ndarray, np.ndarray]:
+        """(ids [n] int32, what is added to their logits [n] float32), for the next token."""
+        return self._early_bias if self.num_sampled < self.params.min_tokens else self._bias
 
-        logits: [vocab_size] float32, not modified. Raises EverycastError if they are not numbers.
-        """
-        raw = logits[: self.num_ids]
-        row = self._adjust(raw) if self._changes_logits() else raw
-        token_id = int(row.argmax())
-        if not np.isfinite(row[token_id]):
-            raise EverycastError("the model gave logits that are not numbers (NaN or infinity)")
-        if not self.params.is_greedy:
-            token_id = self._draw(row, row[token_id])
-        return self._accept(token_id, raw)
+    def settings(self) -> tuple[float, ...]:
+        """The next draw's row of `SampleInput.settings`."""
+        return (*self._filters, uniform_at(self._key, self.num_sampled))
 
-    def _accept(self, token_id: int, raw: np.ndarray) -> SampledToken:
+    def accept(self, token_id: int) -> None:
+        """Remember the token that was drawn."""
         self.num_sampled += 1
-        if self._repeats:
-            self._is_seen[token_id] = True
-        if self._counts:
-            self._output_counts[token_id] += 1
-        if not self.params.logprobs:
-            return SampledToken(token_id)
-        (logprob,) = token_logprobs(raw[None], [token_id], num_top=self.params.top_logprobs)
-        return SampledToken(token_id, logprob)
+        if self.seen is not None:
+            self.seen.add_output(token_id)
 
-    def _changes_logits(self) -> bool:
-        return (
-            self._repeats
-            or self._counts
-            or self._bias_ids.size > 0
-            or self.num_sampled < self.params.min_tokens
-        )
 
-    def _adjust(self, raw: np.ndarray) -> np.ndarray:
-        row = raw.copy()
-        if self.num_sampled < self.params.min_tokens:
-            row[self._end_ids] = -np.inf
-        row[self._bias_ids] += self._bias
-        if self._repeats:
-            seen = row[self._is_seen]
-            penalty = np.float32(self.params.repetition_penalty)
-            row[self._is_seen] = np.where(seen > 0, seen / penalty, seen * penalty)
-        if self._counts:
-            row -= np.float32(self.params.frequency_penalty) * self._output_counts
-            row -= np.float32(self.params.presence_penalty) * (self._output_counts > 0)
-        return row
+def sample_tokens(
+    runner: ModelRunner, draws: Sequence[tuple[int, SequenceSampler]], *, num_ids: int
+) -> list[SampledToken | None]:
+    """The next token of each sampler from its row of the step's logits, which its sampler has
+    accepted; None where the logits are not numbers.
 
-    def _draw(self, row: np.ndarray, highest: np.float32) -> int:
-        """One id, by inverting the cumulative distribution of the ids that are kept."""
-        params = self.params
-        # Relative to the highest logit, so that the largest weight is 1 and none overflows.
-        weights = np.exp((row - highest) / np.float32(params.temperature))
-        ids: np.ndarray | None = None
-        if params.min_p > 0.0:
-            ids = keep_min_p(weights, params.min_p)
-        if params.top_k > 0:
-            ids = keep_top_k(weights, params.top_k, ids)
-        if params.top_p < 1.0:
-            ids = keep_top_p(weights, params.top_p, ids)
-        kept = weights if ids is None else weights[ids]
-        generator = np.random.Generator(np.random.Philox(key=self._key, counter=self.num_sampled))
-        place = draw(kept, generator.random())
-        return place if ids is None else int(ids[place])
+    Samplers that share a row must be choices of one request that have sampled alike (nothing yet).
+    """
+    if not draws:
+        return []
+    by_row = dict(draws)
+    logprob_draws = [i for i, (_, s) in enumerate(draws) if s.params.logprobs]
+    output = runner.sample(SampleInput(
+        num_ids=num_ids,
+        rows=_int32([row for row, _ in draws]),
+        settings=np.array([sampler.settings() for _, sampler in draws], np.float64),
+        bias=_joined_bias(by_row),
+        penalties=_joined_penalties(by_row),
+        logprob_draws=_int32(logprob_draws),
+        num_top=max((draws[i][1].params.top_logprobs for i in logprob_draws), default=0),
+    ))  # fmt: skip
+    places = {draw: i for i, draw in enumerate(logprob_draws)}
+    tokens: list[SampledToken | None] = []
+    for draw, ((_, sampler), token_id) in enumerate(
+        zip(draws, output.token_ids.tolist(), strict=True)
+    ):
+        if token_id < 0:
+            tokens.append(None)
+            continue
+        sampler.accept(token_id)
+        logprob = None
+        if output.logprobs is not None and draw in places:
+            num_top = sampler.params.top_logprobs
+            logprob = _logprob(output.logprobs, places[draw], token_id, num_top)
+        tokens.append(SampledToken(token_id, logprob))
+    return tokens
 
 
 def token_logprobs(
-    logits: np.ndarray,
+    runner: ModelRunner,
+    rows: Sequence[int],
     token_ids: Sequence[int],
     *,
+    num_ids: int,
     num_top: int,
-    tokenizer_size: int | None = None,
 ) -> list[TokenLogprob]:
-    """Log probability of `token_ids[i]` under row i, with the `num_top` most likely ids.
+    """Log probability of token_ids[i] under row rows[i] of the step's raw logits, with the
+    `num_top` most likely ids."""
+    parts = runner.logprobs(_int32(rows), _int32(token_ids), num_ids=num_ids, num_top=num_top)
+    return [_logprob(parts, i, token_id, num_top) for i, token_id in enumerate(token_ids)]
 
-    logits: [len(token_ids), vocab_size] float32, raw; ids from `tokenizer_size` on are padding.
+
+def uniform_at(key: int, counter: int) -> float:
+    """Number `counter` of the stream `key`, in [0, 1) with 53 bits.
+
+    SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): a mix of
+    key + counter · (2^64 / golden ratio), which needs no state.
     """
-    rows = logits[:, :tokenizer_size]
-    highest = rows.max(axis=1, keepdims=True)
-    log_sum = np.log(np.exp(rows - highest).sum(axis=1, dtype=np.float64)) + highest[:, 0]
-    results = []
-    for row, total, token_id in zip(rows, log_sum, token_ids, strict=True):
-        best: list[int] = []
-        if num_top > 0:
-            ids = keep_top_k(row, num_top)
-            best = ids[np.lexsort((ids, -row[ids]))].tolist()
-        results.append(
-            TokenLogprob(
-                token_id=token_id,
-                logprob=_finite(float(row[token_id]) - total),
-                top=tuple((i, _finite(float(row[i]) - total)) for i in best),
-            )
-        )
-    return results
+    return (_mix(key + counter * _WEYL) >> 11) * 2.0**-53
+
+
+def _mix(value: int) -> int:
+    """A bijection of 64-bit numbers in which every input bit changes half of the output bits."""
+    value = (value + _WEYL) & _UINT64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _UINT64
+    return value ^ (value >> 31)
+
+
+def _filters(params: SamplingParams) -> tuple[float, float, float, float]:
+    """All of a draw's settings but the uniform number."""
+    if params.is_greedy:
+        return 0.0, -math.inf, 0.0, 1.0
+    inverse = max(math.log2(math.e) / params.temperature, _SMALLEST_INVERSE)
+    offset = -math.inf
+    if params.min_p > 0:
+        # Within float32's range, where it is added to a logit.
+        offset = max(params.temperature * math.log(params.min_p), -1e38)
+    return inverse, offset, float(max(params.top_k, 0)), params.top_p
+
+
+def _bias(values: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
+    return _int32(list(values)), np.array(list(values.values()), np.float32)
+
+
+def _int32(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def _joined_bias(samplers: dict[int, SequenceSampler]) -> LogitBias | None:
+    """The biases of all rows, None if there are none."""
+    parts = [(row, *s.bias()) for row, s in samplers.items() if s.bias()[0].size]
+    if not parts:
+        return None
+    rows, ids, values = zip(*parts, strict=True)
+    lengths = [len(part) for part in ids]
+    return LogitBias(np.repeat(_int32(rows), lengths), np.concatenate(ids), np.concatenate(values))
+
+
+def _joined_penalties(samplers: dict[int, SequenceSampler]) -> Penalties | None:
+    """The penalties of all rows, None if there are none."""
+    parts = [
+        (row, s.penalties, s.seen.ids, s.seen.counts)
+        for row, s in samplers.items()
+        if s.seen is not None and s.seen.ids.size
+    ]
+    if not parts:
+        return None
+    rows, values, ids, counts = zip(*parts, strict=True)
+    index = np.repeat(_int32(range(len(parts))), [len(part) for part in ids])
+    return Penalties(
+        _int32(rows), np.array(values, np.float32), index,
+        np.concatenate(ids), np.concatenate(counts),
+    )  # fmt: skip
+
+
+def _logprob(tokens: TokenParts, place: int, token_id: int, num_top: int) -> TokenLogprob:
+    highest, total, logit = tokens.parts[place].tolist()
+    log_sum = highest + math.log(total)
+    top = zip(
+        tokens.top_ids[place, :num_top].tolist(),
+        tokens.top_logits[place, :num_top].tolist(),
+        strict=True,
+    )
+    return TokenLogprob(
+        token_id=token_id,
+        logprob=_finite(logit - log_sum),
+        top=tuple((i, _finite(value - log_sum)) for i, value in top if i >= 0),
+    )
 
 
 def _finite(logprob: float) -> float:
     # NaN compares false and becomes the minimum too.
-    return min(float(logprob), 0.0) if logprob > MIN_LOGPROB else MIN_LOGPROB
+    return min(logprob, 0.0) if logprob > MIN_LOGPROB else MIN_LOGPROB

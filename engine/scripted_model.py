@@ -17,7 +17,9 @@ from collections.abc import Sequence as ListLike
 
 import numpy as np
 
-from .model_runner import ModelInfo, StepInput
+from . import numpy_sampling
+from .model_runner import ModelInfo, SampleInput, SampleOutput, StepInput, TokenParts
+from .row_sampling import sample_rows
 from .sampler import TokenLogprob
 from .sequence import FinishReason
 from .token_sink import RequestOutput
@@ -63,6 +65,7 @@ class ScriptedModel:
         self._noise = noise
         self._step_time_s = step_time_s
         self._pages = np.full((num_pages, page_size), _EMPTY, dtype=np.int64)
+        self._step_logits = np.empty((0, vocab_size), np.float32)
 
     def execute(self, step: StepInput) -> np.ndarray:
         self._check(step)
@@ -81,7 +84,18 @@ class ScriptedModel:
             history = self._pages[step.block_tables[sequence_of[token]]].reshape(-1)[:num_tokens]
             assert (history != _EMPTY).all(), "a page that was never written is read"
             self._fill(row, tuple(history.tolist()))
+        self._step_logits = logits
         return logits
+
+    def sample(self, draws: SampleInput) -> SampleOutput:
+        assert draws.settings.shape == (len(draws.rows), 5) and len(draws.rows)
+        assert draws.rows.max() < len(self._step_logits)
+        return sample_rows(numpy_sampling, self._step_logits, draws)
+
+    def logprobs(
+        self, rows: np.ndarray, token_ids: np.ndarray, *, num_ids: int, num_top: int
+    ) -> TokenParts:
+        return numpy_sampling.token_logprobs(self._step_logits, rows, token_ids, num_ids, num_top)
 
     def copy_pages(self, sources: list[int], targets: list[int]) -> None:
         assert len({*targets}) == len(targets) and not {*targets} & {*sources}

@@ -1,6 +1,7 @@
 """CPU: x86-64 (AVX2, AVX-512) and arm64 (NEON), through LLVM; kernels in `schedules/cpu`."""
 
 import difflib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from ..artifact.host import host_features, host_platform, known_features
 from ..schedules.cpu.attention import query_tile
 from ..schedules.cpu.isa import isa_of
 from ..schedules.cpu.lowering import cpu_handlers
-from ..schedules.passes.lower_operators import lower_operators
+from ..schedules.cpu.one_region import one_region
+from ..schedules.cpu.sampling import sampling_functions, workspace_shape
+from ..schedules.passes.lower_operators import Handler, LoweredModel, lower_operators
+from ..schedules.pipeline import CPU_TIR_PIPELINE
 from .linker import Linker, find_linker
 from .target import CompileTarget
 
@@ -42,31 +46,41 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
             f"{'this CPU' if arch is None else 'CPU'} ({spec['mcpu']}) lacks AVX2 and FMA; the "
             "kernels need x86-64-v3 (Intel Haswell, AMD Zen, or later) or arm64"
         )
-    if activations in ("int8", "int16") and not isa.has_vnni512:
+    if activations in ("int8", "int16") and isa.byte_dot is None:
         raise CompileError(
-            f"{activations} activations need AVX-512 VNNI, which {spec['mcpu']} lacks; "
-            "leave --activations out"
+            f"{activations} activations need dot products of bytes (AVX2, or dotprod on arm64), "
+            f"which {spec['mcpu']} lacks; leave --activations out"
         )
     mode: Any = activations
     if activations == "auto":
-        mode = "int16" if isa.has_vnni512 else "float32"
+        mode = "int16" if isa.byte_dot is not None else "float32"
     features = _llvm_features(target)
     platform = _platform(spec)
     linker = find_linker(platform)
+    is_arm = isa.name == "neon"
     return CompileTarget(
         name="cpu",
         spec=spec,
         library_suffix="so",
         platform=platform,
         required_features=features & known_features(platform),
-        lower=lambda module, names: lower_operators(module, names, cpu_handlers(isa, mode)),
+        lower=lambda module, names: _lower(module, names, cpu_handlers(isa, mode), is_arm),
         export=lambda executable, path: _export(executable, path, linker),
         kv_dtype=lambda dtype: "float32" if dtype == "float32" else "float16",
+        tir_pipeline=CPU_TIR_PIPELINE,
         constants={"isa": isa.name, "activations": mode},
         model_constants=lambda config: {
-            "query_tile": query_tile(config.num_attention_heads, config.num_key_value_heads)
+            "query_tile": query_tile(config.num_attention_heads, config.num_key_value_heads),
+            "sampling_workspace": workspace_shape(config.vocab_size),
         },
+        sampling_functions=sampling_functions,
     )
+
+
+def _lower(
+    module: tvm.IRModule, names: Sequence[str], handlers: Mapping[str, Handler], is_arm: bool
+) -> LoweredModel:
+    return one_region(lower_operators(module, names, handlers), is_arm=is_arm)
 
 
 def _platform(spec: dict[str, Any]) -> str:

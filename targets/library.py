@@ -24,10 +24,6 @@ PREFILL_CHUNK_SIZE = 512
 MAX_NUM_SEQUENCE = 64
 """Limits compiled in: most tokens, and most sequences, of one step. Workspace grows with them."""
 
-# Merging the kernels' small local buffers makes them too large for the stack (1 kB), and an
-# allocation for every block of rows costs a quarter of the decoding time.
-_CODE_GENERATION = {"tirx.disable_storage_rewrite": True}
-
 
 @dataclass(frozen=True, slots=True)
 class BuiltLibrary:
@@ -84,14 +80,22 @@ def build_library(
         "kv_dtype": model.kv_dtype,
         "page_shape": page_shape,
         "parameters": [asdict(parameter) for parameter in lowered.parameters],
+        "parameters_in_one_buffer": lowered.in_one_buffer,
         "lowered_operators": lowered.lowered,
         "function_memory_bytes": memory,
         **target.constants,
         **target.model_constants(config),
     }
+    for name, func in target.sampling_functions(config.vocab_size).items():
+        planned[name] = func
     planned["_metadata"] = _constant_function("_metadata", json.dumps(metadata))
-    with tvm.transform.PassContext(opt_level=3, config=_CODE_GENERATION):
-        executable = tvm.compile(planned, tvm_target, relax_pipeline=tvm.transform.Sequential([]))
+    with tvm.transform.PassContext(opt_level=3):
+        executable = tvm.compile(
+            planned,
+            tvm_target,
+            relax_pipeline=tvm.transform.Sequential([]),
+            tir_pipeline=target.tir_pipeline,
+        )
     target.export(executable, path)
     return BuiltLibrary(metadata, memory)
 

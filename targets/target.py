@@ -36,8 +36,12 @@ class CompileTarget:
     export: Callable[[Any, Path], None]
     kv_dtype: Callable[[str], str]
     """Dtype of the KV pages, from the dtype of the quantization scheme."""
+    tir_pipeline: str = "default"
+    """TVM's name of the passes from kernels to code."""
     constants: dict[str, Any] = field(default_factory=dict)
     model_constants: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {}
+    sampling_functions: Callable[[int], dict[str, tvm.tirx.PrimFunc]] = lambda vocab_size: {}
+    """From the size of the vocabulary, what turns logits into tokens: name → function."""
 
 
 def find_target(text: str, *, activations: str = "auto") -> CompileTarget:

@@ -179,7 +179,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-COMMANDS = ("convert", "compile", "chat", "serve", "list", "rm", "perplexity", "doctor")
+COMMANDS = ("convert", "compile", "chat", "serve", "list", "rm", "perplexity", "bench", "doctor")
 
 
 def test_help_of_every_command_has_an_example(run: Run) -> None:
@@ -313,6 +313,14 @@ def test_ctrl_c_is_130(run: Run, machine: FakeMachine) -> None:
         ("nothing",),
         ("rm", "nothing"),
         ("perplexity", "m", "--text", "missing.txt"),
+        ("bench",),
+        ("bench", "m", "--works", "chatting"),
+        ("bench", "m", "--against", "lama.cpp"),
+        ("bench", "m", "--threads", "0"),
+        ("bench", "m", "--rounds", "0"),
+        ("bench", "--shape", "llama-3"),
+        ("bench", "m", "--peer-isa", "sse"),
+        ("bench", "./missing.gguf"),
     ],
 )
 def test_wrong_arguments(run: Run, machine: FakeMachine, arguments: tuple[str, ...]) -> None:
@@ -381,6 +389,28 @@ def test_perplexity(run: Run, machine: FakeMachine, tmp_path: Path) -> None:
     assert [build["activations"] for build in machine.builds] == ["auto", "int8"]
     text.write_bytes(b"\xff")
     assert "not UTF-8" in run(*arguments).err
+
+
+def test_bench_passes_its_options(
+    run: Run, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from everycast.benchmarks import command
+
+    seen: list[Any] = []
+    monkeypatch.setattr(command, "run_bench", seen.append)
+    arguments = ("--against", "openvino", "--works", "decode_512,memory", "--rounds", "3")
+    assert run("bench", "m", *arguments, "--json", "o.json", "--plot", "p.png").code == 0
+    assert run("bench", "--shape", "qwen3-0.6b", "--activations", "auto,int8").code == 0
+    first, second = seen
+    assert (first.model, first.rounds, first.json, first.plot) == (
+        "m", 3, Path("o.json"), Path("p.png"),
+    )  # fmt: skip
+    assert [work.name for work in first.works] == ["decode_512", "memory"]
+    assert [peer.name for peer in first.peers] == ["openvino"]
+    assert (second.shape, second.activations) == ("qwen3-0.6b", ("auto", "int8"))
+    assert [work.name for work in second.works] == [
+        "decode", "prefill_128", "prefill_512", "batch_8", "batch_32",
+    ]  # fmt: skip
 
 
 def test_doctor(run: Run, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ The sums of x over groups of 32, and of 16, come with them: minimums and zero po
 multiply sums, not elements.
 """
 
-import functools
 from typing import Any
 
 from tvm import tirx
@@ -18,7 +17,8 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
 from .control import for_rows
-from .vectors import LANES, body, constant, kernel, local_array, ramp, splat
+from .kernel import body, kernel, kernel_factory
+from .vectors import LANES, constant, local_array, ramp, splat
 
 GROUP = 32
 HIGH_STEP = 254
@@ -46,7 +46,7 @@ def activation_buffers(k: int, m: Any, terms: int) -> list[tuple[tuple[Any, int]
     ]
 
 
-@functools.cache
+@kernel_factory
 def quantize_activations(k: int, terms: int) -> tirx.PrimFunc:
     """x [m, K] float32 → the three buffers of `activation_buffers`."""
     with kernel(f"quantize_activations_{k}_int{8 * terms}") as (func, ib):

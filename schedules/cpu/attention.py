@@ -9,7 +9,6 @@ Blocks of keys start at multiples of their size, and masked keys weigh exactly 0
 the same, to the last bit, in a tile and alone.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -17,13 +16,13 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
+from .control import parallel
+from .kernel import body, kernel, kernel_factory
 from .vectors import (
     LANES,
-    body,
     constant,
     dtype_of,
     exp2,
-    kernel,
     local_array,
     ramp,
     reduce_max,
@@ -44,7 +43,7 @@ def query_tile(num_heads: int, num_kv_heads: int) -> int:
     return max(1, 12 * num_kv_heads // num_heads)
 
 
-@functools.cache
+@kernel_factory
 def attention(
     *, num_heads: int, num_kv_heads: int, head_dim: int, page_size: int, kv_dtype: str,
     scale: float, window: int | None,
@@ -67,7 +66,7 @@ def attention(
         tiles = k.buffer("query_tiles", ("num_tiles", 3), "int32")
         unit.layer = k.scalar("layer")
         unit.out = k.buffer("out", ("num_tokens", num_heads * head_dim), "float32")
-        with body(), B.parallel(k.size("num_tiles") * num_kv_heads) as index:
+        with body(), parallel(k.size("num_tiles") * num_kv_heads) as index:
             tile, head = B.Bind(index // num_kv_heads), B.Bind(index % num_kv_heads)
             unit.sequence, first, count = (B.Bind(tiles[tile, i]) for i in range(3))
             if tile_rows == 1:

@@ -15,7 +15,7 @@ from tvm.tirx.script import builder as B
 
 from .control import clear
 from .packing import PackedWeight
-from .vectors import LANES, local_array, ramp, splat
+from .vectors import LANES, local_array, opaque, ramp, splat
 from .weight_vectors import load_float, load_min, load_scale, prefetch
 
 _UNROLL = 2
@@ -29,8 +29,8 @@ def dot_float(
     `chains` must be the same for every tile of a kernel. Float weights have one: more make tiles
     of 4 tokens a quarter slower, and memory is what a single token waits for.
     """
-    tile = _Tile(weight, packed, x, first, tokens, chains if weight.is_quantized else 1)
-    base = B.Bind(block * weight.block_bytes)
+    tile = _Tile(weight, packed, x, opaque(first), tokens, chains if weight.is_quantized else 1)
+    base = opaque(block * weight.block_bytes)
     if weight.is_quantized:
         tile.emit_groups(base)
     else:

@@ -1,6 +1,5 @@
 """Rows of a packed table."""
 
-import functools
 from typing import Any
 
 from tvm import tirx
@@ -8,12 +7,13 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
 from .control import for_rows
+from .kernel import body, kernel, kernel_factory
 from .packing import DTYPE_BYTES, PackedWeight
-from .vectors import LANES, body, kernel, local_array, ramp, splat
+from .vectors import LANES, local_array, ramp, splat
 from .weight_vectors import load_float
 
 
-@functools.cache
+@kernel_factory
 def embedding(table: PackedWeight, scale: float = 1.0) -> tirx.PrimFunc:
     """(ids [m] int32, packed) → rows of the table times `scale`, [m, K] float32."""
     name = f"embedding_{table.key}_{scale!r}".replace(".", "_").replace("-", "_")

@@ -7,8 +7,6 @@ from tvm.target.codegen import llvm_get_cpu_features
 
 from .vectors import LANES
 
-_VNNI512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vnni"})
-
 
 @dataclass(frozen=True, slots=True)
 class CpuIsa:
@@ -20,16 +18,18 @@ class CpuIsa:
     name: str
     lanes: int
     num_registers: int
-    has_vnni512: bool = False
+    byte_dot: str | None = None
+    """Key of `byte_dots.BYTE_DOTS`; None where dot products of bytes are slow."""
 
-    @property
-    def token_tiles(self) -> tuple[int, ...]:
-        """Tokens worked on together, largest first: each keeps one vector of 16 sums in registers.
+    def token_tiles(self, terms: int) -> tuple[int, ...]:
+        """Tokens worked on together, largest first: each keeps 16 sums, for each of `terms` of int8
+        or of float32 (`terms` 0), in registers.
 
-        The largest leaves room for two more vectors; the rest are the powers of two below it.
+        The largest leaves room for two more vectors of floats; integer sums take half of the
+        registers, the rest is for weights. The other tiles are the powers of two below it.
         """
-        per_vector = LANES // self.lanes
-        largest = min(8, self.num_registers // per_vector - 2)
+        vectors = self.num_registers * self.lanes // LANES
+        largest = min(8, vectors // (2 * terms) if terms else vectors - 2)
         return (largest, *(t for t in (8, 4, 2, 1) if t < largest))
 
     @property
@@ -37,16 +37,21 @@ class CpuIsa:
         """Sums that the dot products of floats and quantized weights are split into, to hide the
         latency of one: two, where a full tile leaves registers for them."""
         per_vector = LANES // self.lanes
-        return 2 if 2 * self.token_tiles[0] * per_vector < self.num_registers else 1
+        return 2 if 2 * self.token_tiles(0)[0] * per_vector < self.num_registers else 1
 
 
 def isa_of(target: Target) -> CpuIsa:
     """The instruction set of an `llvm` target, from its LLVM features (`mcpu`, `mattr`)."""
     features = {str(feature) for feature in llvm_get_cpu_features(target)}
-    if "avx512f" in features:
-        return CpuIsa("avx512", 16, 32, has_vnni512=features >= _VNNI512)
+
+    def isa(name: str, lanes: int, num_registers: int, *byte_dots: str) -> CpuIsa:
+        byte_dot = next((name for name in byte_dots if name in features), None)
+        return CpuIsa(name, lanes, num_registers, byte_dot)
+
+    if {"avx512f", "avx512vl"} <= features:
+        return isa("avx512", 16, 32, "avx512vnni", "avx512bw")
     if {"avx2", "fma"} <= features:
-        return CpuIsa("avx2", 8, 16)
+        return isa("avx2", 8, 16, "avxvnni", "avx2")
     if "neon" in features:
-        return CpuIsa("neon", 4, 32)
-    return CpuIsa("generic", 4, 16)
+        return isa("neon", 4, 32, "i8mm", "dotprod")
+    return isa("generic", 4, 16)

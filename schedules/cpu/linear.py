@@ -5,7 +5,6 @@ unit of work takes its 16 rows through the tokens of the chunk in tiles. A chunk
 in the L2 cache, so that they stay there while the rows pass by.
 """
 
-import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -16,11 +15,13 @@ from tvm.tirx.script import builder as B
 
 from . import dot_int8
 from .activation import activation_buffers, padded_k
-from .control import either, for_tiles
+from .byte_dots import BYTE_DOTS
+from .control import either, for_tiles, parallel
 from .dot_float import dot_float
 from .isa import CpuIsa
+from .kernel import Kernel, body, kernel, kernel_factory
 from .packing import PackedWeight
-from .vectors import LANES, Kernel, body, constant, exp2, kernel, local_array, ramp
+from .vectors import LANES, constant, exp2, local_array, ramp
 
 Activations = Literal["int8", "int16", "float32"]
 """How the inputs of quantized layers are rounded: int16 is two terms of int8."""
@@ -31,7 +32,7 @@ _LOG2_E = 1.4426950408889634
 
 def num_terms(weights: Sequence[PackedWeight], isa: CpuIsa, activations: Activations) -> int:
     """int8 terms that a call over these weights takes its activations in; 0 for float32."""
-    if activations == "float32" or not isa.has_vnni512:
+    if activations == "float32" or isa.byte_dot is None:
         return 0
     if not all(map(dot_int8.supports, weights)):
         return 0
@@ -76,14 +77,15 @@ class _Layer:
     def __init__(
         self, func: Kernel, weight: PackedWeight, has_bias: bool, suffix: str, isa: CpuIsa
     ) -> None:
-        self.weight, self.chains = weight, isa.chains
+        self.weight, self.isa = weight, isa
         self.packed = func.buffer(f"packed{suffix}", (weight.num_bytes,), "uint8")
         self.bias = func.buffer(f"bias{suffix}", (weight.n,), "float32") if has_bias else None
 
     def dot(self, block: Any, x: Any, first: Any, tokens: int) -> list[Any]:
         if isinstance(x, dot_int8.Int8Activations):
-            return dot_int8.dot_int8(self.weight, self.packed, block, x, first, tokens)
-        return dot_float(self.weight, self.packed, block, x, first, tokens, self.chains)
+            unit = BYTE_DOTS[self.isa.byte_dot or ""]
+            return dot_int8.dot_int8(self.weight, self.packed, block, x, first, tokens, unit)
+        return dot_float(self.weight, self.packed, block, x, first, tokens, self.isa.chains)
 
     def bias_vector(self, block: Any) -> Any:
         """The bound bias of a block of 16 rows; None without one."""
@@ -99,7 +101,7 @@ class _Layer:
         return B.Bind(vector[ramp(0)])
 
 
-@functools.cache
+@kernel_factory
 def _linears(
     weights: tuple[PackedWeight, ...],
     biases: tuple[bool, ...],
@@ -132,14 +134,14 @@ def _linears(
                     values = [value + bias for value in values]
                 _store(outputs[i], block, first, values, added)
 
-            for_tiles(start, stop, isa.token_tiles, emit_tile)
+            for_tiles(start, stop, isa.token_tiles(terms), emit_tile)
 
         with body():
             _for_blocks(func.size(m), weights, isa, terms, emit)
     return ib.get()
 
 
-@functools.cache
+@kernel_factory
 def _gated_mlp(
     gate: PackedWeight,
     up: PackedWeight,
@@ -168,7 +170,7 @@ def _gated_mlp(
                 gated = [_activate(g, activation) * u for g, u in zip(*both, strict=True)]
                 _store(y, block, first, gated, None)
 
-            for_tiles(start, stop, isa.token_tiles, emit_tile)
+            for_tiles(start, stop, isa.token_tiles(terms), emit_tile)
 
         with body():
             _for_blocks(func.size("num_tokens"), (gate,), isa, terms, emit)
@@ -200,14 +202,14 @@ def _for_blocks(
 ) -> None:
     """`emit(weight number, block, first token, last token + 1)` for every unit, in parallel."""
     token_bytes = terms * padded_k(weights[0].k) if terms else 4 * weights[0].k
-    tile = isa.token_tiles[0]
+    tile = isa.token_tiles(terms)[0]
     chunk = max(1, _CHUNK_BYTES // (token_bytes * tile)) * tile
     num_blocks = sum(weight.num_blocks for weight in weights)
     # Chunks of about one size: threads take equal shares of the units.
     num_chunks = B.Bind((num_tokens + (chunk - 1)) // chunk)
     per_chunk = (num_tokens + num_chunks - 1) // num_chunks
     size = B.Bind((per_chunk + (tile - 1)) // tile * tile)
-    with B.parallel(num_chunks * num_blocks) as unit:
+    with parallel(num_chunks * num_blocks) as unit:
         start = B.Bind(T.min(num_tokens, unit // num_blocks * size))
         stop = B.Bind(T.min(num_tokens, start + size))
         block = B.Bind(unit % num_blocks)

@@ -1,17 +1,17 @@
 """RMSNorm and row gathering: memory-bound kernels, one row at a time."""
 
-import functools
 from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .control import for_rows
-from .vectors import body, constant, kernel, local_array, ramp, reduce_sum, splat, vector_width
+from .control import for_rows, parallel
+from .kernel import body, kernel, kernel_factory
+from .vectors import constant, local_array, ramp, reduce_sum, splat, vector_width
 
 
-@functools.cache
+@kernel_factory
 def rms_norm(size: int, epsilon: float, residual: bool) -> tirx.PrimFunc:
     """(x [rows, size], weight [size], (residual [rows, size])) → [rows, size], float32.
 
@@ -45,7 +45,7 @@ def _norm_row(x: Any, weight: Any, added: Any, y: Any, row: Any, size: int, epsi
         B.buffer_store(y, value if added is None else added[row, at] + value, [row, at])
 
 
-@functools.cache
+@kernel_factory
 def take_rows(size: int) -> tirx.PrimFunc:
     """(x [m, size], rows [r] int32) → x[rows], float32."""
     with kernel(f"take_rows_{size}") as (k, ib):
@@ -53,7 +53,7 @@ def take_rows(size: int) -> tirx.PrimFunc:
         rows = k.buffer("rows", ("num_rows",), "int32")
         y = k.buffer("y", ("num_rows", size), "float32")
         width = vector_width(size)
-        with body(), B.serial(k.size("num_rows")) as row, B.serial(size // width) as i:
+        with body(), parallel(k.size("num_rows")) as row, B.serial(size // width) as i:
             at = ramp(i * width, width)
             B.buffer_store(y, x[rows[row], at], [row, at])
     return ib.get()

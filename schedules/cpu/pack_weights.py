@@ -12,8 +12,9 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
 from .control import either
+from .kernel import body, kernel
 from .packing import DTYPE_BYTES, PackedWeight
-from .vectors import LANES, body, kernel, ramp, splat
+from .vectors import LANES, ramp, splat
 
 
 @functools.cache

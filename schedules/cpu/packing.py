@@ -59,6 +59,11 @@ class PackedWeight:
         return self.format.bits in (3, 4)
 
     @property
+    def largest_q(self) -> int:
+        """The largest quantized value of the format; 0 for floats."""
+        return (1 << (self.format.bits or 0)) - 1
+
+    @property
     def group(self) -> int:
         """Values along K that share a scale in the packed form."""
         size = self.format.group_size

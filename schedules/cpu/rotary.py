@@ -1,6 +1,5 @@
 """RoPE: the table of cosines and sines, and rotation fused with the append to the KV pages."""
 
-import functools
 from typing import Any
 
 from tvm import tirx
@@ -8,10 +7,11 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
 from .control import for_rows
-from .vectors import body, dtype_of, kernel, local_array, ramp, vector_width
+from .kernel import body, kernel, kernel_factory
+from .vectors import dtype_of, local_array, ramp, vector_width
 
 
-@functools.cache
+@kernel_factory
 def rotary_table(half: int, scale: float) -> tirx.PrimFunc:
     """(positions [m] int32, inv_freq [half]) → [m, 2 · half]: cosines, then sines, times scale."""
     with kernel(f"rotary_table_{half}") as (k, ib):
@@ -31,7 +31,7 @@ def rotary_table(half: int, scale: float) -> tirx.PrimFunc:
     return ib.get()
 
 
-@functools.cache
+@kernel_factory
 def rotate_and_append(
     *, num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, page_size: int,
     kv_dtype: str,

@@ -3,16 +3,14 @@
 Vectors are 16 float32 wide on every instruction set: LLVM splits them into what the machine has.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from tvm import tirx
 from tvm.script import tirx as T
-from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as B
 
 LANES = 16
+ON_THE_STACK = {"disable_lower_builtin": True}
+"""Annotation of local buffers; see `local_array`."""
 
 
 def vector_width(size: int) -> int:
@@ -49,7 +47,17 @@ def local_array(size: int) -> Any:
     TVM would take them from its heap, once for every block of rows, and then LLVM could not keep
     them in registers: the annotation says not to (`LowerTVMBuiltin`).
     """
-    return B.alloc_buffer((size,), "float32", annotations={"disable_lower_builtin": True})
+    return B.alloc_buffer((size,), "float32", annotations=ON_THE_STACK)
+
+
+def opaque(value: Any) -> Any:
+    """The same, an int64, bound so that TVM's arithmetic analysis does not look into it.
+
+    It would for every address that is computed from it, and take most of the compile time.
+    """
+    cell = B.alloc_buffer((1,), "int64", annotations={"disable_lower_builtin": True})
+    B.buffer_store(cell, value, [0])
+    return B.Bind(cell[0])
 
 
 def reduce_sum(vector: Any) -> Any:
@@ -86,42 +94,3 @@ def exp2(x: Any) -> Any:
         p = p * fraction + constant(c)
     bits = T.Cast("int32x16", whole) + splat(T.int32(127))
     return B.Bind(p * T.reinterpret("float32x16", T.shift_left(bits, splat(T.int32(23)))))
-
-
-class Kernel:
-    """A PrimFunc under construction: declares its arguments, then its body."""
-
-    def __init__(self) -> None:
-        self.sizes: dict[str, tirx.Var] = {}
-
-    def size(self, name: str) -> tirx.Var:
-        """A symbolic int64 size, the same variable for the same name."""
-        return self.sizes.setdefault(name, tirx.Var(name, "int64"))
-
-    def buffer(self, name: str, shape: tuple[Any, ...], dtype: str) -> Any:
-        """An argument; strings in `shape` are symbolic sizes."""
-        extents = [self.size(s) if isinstance(s, str) else s for s in shape]
-        handle = B.arg(name, B.handle())
-        return B.match_buffer(handle, extents, dtype)
-
-    def scalar(self, name: str, dtype: str = "int64") -> Any:
-        return B.arg(name, getattr(B, dtype)())
-
-
-@contextmanager
-def body() -> Iterator[None]:
-    """The single opaque block that Relax's memory passes expect."""
-    with B.sblock("root"):
-        B.reads()
-        B.writes()
-        yield
-
-
-@contextmanager
-def kernel(name: str) -> Iterator[tuple[Kernel, IRBuilder]]:
-    """Build a PrimFunc: `with kernel("name") as (k, ib): …` then `ib.get()`."""
-    with IRBuilder() as ib:
-        with B.prim_func(s_tir=True):
-            B.func_name(name)
-            B.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
-            yield Kernel(), ib

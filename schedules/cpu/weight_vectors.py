@@ -38,15 +38,30 @@ def load_float(packed: Any, at: Any, dtype: str, width: int = LANES) -> Any:
     return T.reinterpret(dtype_of("float32", width), bits)
 
 
-def load_scale(weight: PackedWeight, packed: Any, start: Any, half: int) -> Any:
-    """The bound scales of group `half` of the pair at byte `start`."""
-    at = start + half * weight.vector_bytes
-    return B.Bind(load_float(packed, at, weight.format.dtype))
+def load_scale(
+    weight: PackedWeight, packed: Any, start: Any, half: int, row: Any = 0, width: int = LANES
+) -> Any:
+    """The bound scales of `width` rows from `row` on, in group `half` of the pair at `start`."""
+    return B.Bind(_load_rows(weight, packed, start, half, row, width))
 
 
-def load_min(weight: PackedWeight, packed: Any, start: Any, half: int, scale: Any) -> Any:
-    """The bound minimums (what q = 0 stands for) of a group, given its scales."""
+def load_min(
+    weight: PackedWeight,
+    packed: Any,
+    start: Any,
+    half: int,
+    scale: Any,
+    row: Any = 0,
+    width: int = LANES,
+) -> Any:
+    """The bound minimums (what q = 0 stands for) of the same, given the scales."""
     if weight.format.zero_point is None:
-        at = start + (2 + half) * weight.vector_bytes
-        return B.Bind(load_float(packed, at, weight.format.dtype))
-    return B.Bind(scale * splat(T.float32(-weight.format.zero_point)))
+        return B.Bind(_load_rows(weight, packed, start, 2 + half, row, width))
+    return B.Bind(scale * splat(T.float32(-weight.format.zero_point), width))
+
+
+def _load_rows(
+    weight: PackedWeight, packed: Any, start: Any, vector: int, row: Any, width: int
+) -> Any:
+    at = vector * weight.vector_bytes + row * DTYPE_BYTES[weight.format.dtype]
+    return load_float(packed, start + at, weight.format.dtype, width)

@@ -12,6 +12,7 @@ parameter comes from where, so that the engine can pack once and keep the result
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from ...artifact.dtypes import numpy_dtype
 
 ATTRIBUTE = "everycast.op"
 Shape = tuple[Any, ...]
@@ -38,6 +41,10 @@ class Parameter:
     sources: tuple[str, ...]
     pack: str | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
+
 
 @dataclass(slots=True)
 class LoweredModel:
@@ -47,6 +54,11 @@ class LoweredModel:
     parameters: list[Parameter]
     lowered: dict[str, int] = field(default_factory=dict)
     """How many calls of each operator kind were replaced."""
+    kernels: dict[str, tirx.PrimFunc] = field(default_factory=dict)
+    """The handlers' PrimFuncs, by their names in `module`."""
+    in_one_buffer: bool = False
+    """Whether the functions take all parameters as one uint8 buffer (`artifact.packed_layout`)
+    instead."""
 
 
 Handler = Callable[["Lowering", Mapping[str, Any], Sequence[relax.Expr]], relax.Expr | None]
@@ -188,7 +200,8 @@ class _LowerOperators(PyExprMutator):
         for name, (pack, shapes, num_bytes) in self.packers.items():
             self._add_packer(name, pack, shapes, num_bytes)
         module = relax.transform.DeadCodeElimination()(self.builder_.get())
-        return LoweredModel(module, list(self.parameters.values()), self.lowered)
+        kernels = {variable.name_hint: func for func, variable in self.functions.values()}
+        return LoweredModel(module, list(self.parameters.values()), self.lowered, kernels)
 
     def _add_packer(
         self, name: str, pack: tirx.PrimFunc, shapes: list[tuple[Shape, str]], num_bytes: int

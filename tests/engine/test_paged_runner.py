@@ -53,14 +53,15 @@ class FakeLibrary:
     """A model of one layer whose hidden states are the input ids, and logits [id, row count]."""
 
     metadata: ClassVar = {
-        "query_tile": 4, "page_shape": [1, -1, 2, 8], "kv_dtype": "float16", "max_num_sequence": 3
+        "query_tile": 4, "page_shape": [1, -1, 2, 8], "kv_dtype": "float16", "max_num_sequence": 3,
+        "sampling_workspace": [4, 256],
     }  # fmt: skip
 
     def __init__(self) -> None:
         self.num_rows: list[int] = []
 
     def function(self, name: str):
-        return getattr(self, f"_{name}")
+        return getattr(self, f"_{name}", None)
 
     def _forward(self, ids, positions, slots, tiles, tables, pages, parameters):
         return ids, pages

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from everycast.artifact.dtypes import numpy_dtype
 from everycast.artifact.errors import ArtifactError, CapacityError
 from everycast.artifact.tensor_cache import TensorCacheReader
 from everycast.engine import parameters
@@ -32,10 +33,21 @@ def library(tiny_artifact: Path) -> Library:
 
 
 def load(folder: Path, library: Library, **options: Any) -> list[np.ndarray]:
+    """The parameters one by one; this library takes them as one buffer."""
+    (tensor,) = load_parameters(folder, library, TensorCacheReader(folder), **options)
+    memory = as_array(tensor)
     return [
-        as_array(tensor)
-        for tensor in load_parameters(folder, library, TensorCacheReader(folder), **options)
+        memory[p.offset : p.offset + p.num_bytes].view(numpy_dtype(p.dtype)).reshape(p.shape)
+        for p in read_parameters(library.metadata)[0]
     ]
+
+
+def test_a_library_may_take_a_tensor_for_each_parameter(artifact: Path, library: Library) -> None:
+    expected = load(artifact, library)
+    other = Other(library, parameters_in_one_buffer=False)
+    tensors = load_parameters(artifact, other, TensorCacheReader(artifact))  # type: ignore[arg-type]
+    for tensor, array in zip(tensors, expected, strict=True):
+        np.testing.assert_array_equal(as_array(tensor), array)
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.sampled_from(["float32", "uint8"])), min_size=1))
@@ -100,8 +112,8 @@ def test_the_packed_file_is_of_these_weights_and_this_layout(
 class Other:
     """The same library with another version of the packed layout."""
 
-    def __init__(self, library: Library) -> None:
-        text = json.dumps(library.metadata).replace(CURRENT, "_v999_")
+    def __init__(self, library: Library, **changes: Any) -> None:
+        text = json.dumps({**library.metadata, **changes}).replace(CURRENT, "_v999_")
         assert "_v999_" in text
         self.library, self.metadata = library, json.loads(text)
 

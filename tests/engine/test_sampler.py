@@ -1,18 +1,43 @@
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from everycast.artifact.errors import EverycastError, RequestError
-from everycast.engine.sampler import SequenceSampler, token_logprobs
+from everycast.artifact.errors import RequestError
+from everycast.engine import numpy_sampling
+from everycast.engine.model_runner import SampleInput, SampleOutput, TokenParts
+from everycast.engine.row_sampling import sample_rows
+from everycast.engine.sampler import (
+    SampledToken,
+    SequenceSampler,
+    TokenLogprob,
+    sample_tokens,
+    token_logprobs,
+    uniform_at,
+)
 from everycast.engine.sampling_params import SamplingParams
-from everycast.engine.token_filter import draw as draw_place
-from everycast.engine.token_filter import keep_min_p, keep_top_k, keep_top_p
+from everycast.engine.seen_tokens import SeenTokens
 from hypothesis import given
 from hypothesis import strategies as st
 
 VOCAB = 320
 NUM_IDS = 300
+
+
+class OneStep:
+    """The sampling side of a model runner after a step that gave these logits, [rows, VOCAB]."""
+
+    def __init__(self, logits: np.ndarray) -> None:
+        self.logits = logits.copy()
+
+    def sample(self, draws: SampleInput) -> SampleOutput:
+        return sample_rows(numpy_sampling, self.logits, draws)
+
+    def logprobs(
+        self, rows: np.ndarray, token_ids: np.ndarray, *, num_ids: int, num_top: int
+    ) -> TokenParts:
+        return numpy_sampling.token_logprobs(self.logits, rows, token_ids, num_ids, num_top)
 
 
 def make_sampler(
@@ -23,12 +48,7 @@ def make_sampler(
     eos: tuple[int, ...] = (),
 ) -> SequenceSampler:
     return SequenceSampler(
-        params,
-        prompt_ids=prompt,
-        vocab_size=VOCAB,
-        tokenizer_size=NUM_IDS,
-        eos_token_ids=eos,
-        choice_index=choice,
+        params, prompt_ids=prompt, num_ids=NUM_IDS, eos_token_ids=eos, choice_index=choice
     )
 
 
@@ -37,9 +57,25 @@ def make_logits(seed: int = 0, *, rows: int = 1) -> np.ndarray:
     return (rng.standard_normal((rows, VOCAB)) * 3).astype(np.float32)
 
 
+def sample_step(logits: np.ndarray, samplers: Sequence[SequenceSampler]) -> list[SampledToken]:
+    """One token of each sampler, sampler i from row i."""
+    tokens = sample_tokens(OneStep(logits), [*enumerate(samplers)], num_ids=NUM_IDS)
+    assert all(token is not None for token in tokens)
+    return [token for token in tokens if token is not None]
+
+
+def sample(sampler: SequenceSampler, logits: np.ndarray) -> SampledToken:
+    return sample_step(logits[None], [sampler])[0]
+
+
 def draw(params: SamplingParams, logits: np.ndarray, count: int, *, choice: int = 0) -> list[int]:
     sampler = make_sampler(params, choice=choice)
-    return [sampler.sample(logits).token_id for _ in range(count)]
+    return [sample(sampler, logits).token_id for _ in range(count)]
+
+
+def logprobs_of(logits: np.ndarray, token_ids: list[int], num_top: int) -> list[TokenLogprob]:
+    rows = range(len(token_ids))
+    return token_logprobs(OneStep(logits), rows, token_ids, num_ids=NUM_IDS, num_top=num_top)
 
 
 def reference_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -87,68 +123,6 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     assert z < 4
 
 
-SIZES = st.integers(1, 3000)
-SPREADS = st.sampled_from([0.0, 0.01, 1.0, 5.0, 30.0])
-
-
-def make_weights(seed: int, size: int, spread: float) -> np.ndarray:
-    """Weights over many orders of magnitude, with many equal ones for a small `spread`."""
-    exponents = np.random.default_rng(seed).standard_normal(size).round(2) * spread
-    weights: np.ndarray = np.exp(exponents - exponents.max()).astype(np.float32)
-    return weights
-
-
-@given(seed=st.integers(0, 99), size=SIZES, spread=SPREADS, top_p=st.floats(0, 1))
-def test_top_p_is_the_smallest_set(seed: int, size: int, spread: float, top_p: float) -> None:
-    values = make_weights(seed, size, spread).astype(np.float64)
-    kept = keep_top_p(values.astype(np.float32), top_p)
-    missing, slack = top_p * values.sum(), 1e-9 * values.sum()
-    assert np.all(np.diff(kept) > 0)
-    assert values[kept].sum() >= missing - slack
-    assert len(kept) == 1 or values[kept].sum() - values[kept].min() < missing + slack
-    dropped = np.delete(values, kept)
-    assert dropped.size == 0 or dropped.max() <= values[kept].min()
-
-
-@given(seed=st.integers(0, 99), size=SIZES, spread=SPREADS, k=st.integers(1, 300))
-def test_top_k_keeps_the_largest(seed: int, size: int, spread: float, k: int) -> None:
-    values = make_weights(seed, size, spread)
-    kept = keep_top_k(values, k)
-    assert len(kept) == min(k, size) and np.all(np.diff(kept) > 0)
-    assert np.array_equal(np.sort(values[kept]), np.sort(values)[-k:])
-
-
-@given(
-    seed=st.integers(0, 99),
-    size=SIZES,
-    spread=SPREADS,
-    uniform=st.floats(0, 1, exclude_max=True) | st.just(np.nextafter(1, 0)),
-)
-def test_draw_inverts_the_cumulative_sum(
-    seed: int, size: int, spread: float, uniform: float
-) -> None:
-    weights = make_weights(seed, size, spread)
-    weights[np.random.default_rng(seed).random(size) < 0.3] = 0
-    if not weights.any():
-        weights[0] = 1
-    place = draw_place(weights, uniform)
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    slack = 1e-9 * cumulative[-1]
-    assert weights[place] > 0
-    target = uniform * cumulative[-1]
-    assert cumulative[place] - weights[place] - slack <= target <= cumulative[place] + slack
-
-
-def test_filters_work_on_what_others_left() -> None:
-    values = np.array([1, 8, 4, 2, 1], dtype=np.float32)
-    assert keep_min_p(values, 0.25).tolist() == [1, 2, 3]
-    some = np.array([0, 2, 3, 4])
-    assert keep_min_p(values, 0.5, some).tolist() == [2, 3]
-    assert keep_top_k(values, 2, some).tolist() == [2, 3]
-    assert keep_top_p(values, 0.5, some).tolist() == [2]
-    assert keep_top_p(values, 0.51, some).tolist() == [2, 3]
-
-
 def test_greedy_is_the_arg_max_and_the_lowest_of_equals() -> None:
     logits = make_logits(rows=4)
     logits[1, [7, 9]] = 50
@@ -172,10 +146,7 @@ def test_seed_alone_decides() -> None:
     samplers = [
         make_sampler(params if i == 3 else SamplingParams(seed=i, top_p=0.5)) for i in range(8)
     ]
-    in_batch = [
-        [sampler.sample(row).token_id for sampler, row in zip(samplers, logits, strict=True)][3]
-        for _ in range(20)
-    ]
+    in_batch = [sample_step(logits, samplers)[3].token_id for _ in range(20)]
     assert in_batch == alone
     choices = [draw(params, logits[3], 20, choice=i) for i in range(4)]
     assert choices[0] == alone
@@ -192,7 +163,7 @@ def test_min_tokens_forbids_the_end() -> None:
     sampler = make_sampler(
         SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(6,)), eos=(5,)
     )
-    ids = [sampler.sample(logits).token_id for _ in range(3)]
+    ids = [sample(sampler, logits).token_id for _ in range(3)]
     assert ids[0] not in (5, 6) and ids[1] not in (5, 6) and ids[2] == 5
 
 
@@ -212,17 +183,36 @@ def test_penalties_follow_their_definitions() -> None:
     params = SamplingParams(temperature=0, repetition_penalty=2.0)
     sampler = make_sampler(params, prompt=(1, 2, 319))
     # 1 is in the prompt (1.25); 0 becomes 1.5 after it was written, 3 becomes 1.0.
-    assert [sampler.sample(logits).token_id for _ in range(3)] == [0, 3, 0]
+    assert [sample(sampler, logits).token_id for _ in range(3)] == [0, 3, 0]
     negative = np.full(VOCAB, -5.0, dtype=np.float32)
     negative[[8, 9]] = [-1.0, -1.5]
-    assert make_sampler(params, prompt=(8,)).sample(negative).token_id == 9
+    assert sample(make_sampler(params, prompt=(8,)), negative).token_id == 9
 
 
-def test_logits_are_left_alone() -> None:
-    logits = make_logits()[0]
-    before = logits.copy()
-    draw(SamplingParams(logit_bias={1: 5.0}, repetition_penalty=1.5, presence_penalty=1), logits, 3)
-    assert np.array_equal(before, logits)
+def test_each_row_has_its_own_bias_and_penalties() -> None:
+    logits = np.tile(make_logits()[0], (6, 1))
+    best = np.argsort(-logits[0, :NUM_IDS])[:3].tolist()
+    greedy = SamplingParams(temperature=0)
+    samplers = [
+        make_sampler(greedy),
+        make_sampler(SamplingParams(temperature=0, logit_bias={best[0]: -50.0, 7: -1.0})),
+        make_sampler(SamplingParams(temperature=0, repetition_penalty=100.0), prompt=(best[0],)),
+        make_sampler(greedy),
+        make_sampler(SamplingParams(temperature=0, min_tokens=1), eos=(best[0], best[1])),
+        make_sampler(SamplingParams(temperature=0, presence_penalty=0.1)),
+    ]
+    expected = [best[0], best[1], best[1], best[0], best[2], best[0]]
+    assert [token.token_id for token in sample_step(logits, samplers)] == expected
+
+
+def test_choices_share_the_row_of_their_prompt() -> None:
+    """Its biases count once: 6 becomes 2.6, where twice would make it the highest."""
+    logits = np.zeros((2, VOCAB), np.float32)
+    logits[1, [5, 6]] = [3.0, 2.0]
+    params = SamplingParams(temperature=0, logit_bias={6: 0.6}, n=2)
+    draws = [(1, make_sampler(params, choice=i)) for i in range(2)]
+    tokens = sample_tokens(OneStep(logits), draws, num_ids=NUM_IDS)
+    assert [token and token.token_id for token in tokens] == [5, 5]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +231,7 @@ def test_logprobs_are_those_of_the_raw_logits(params: SamplingParams) -> None:
     logits[[20, 21]] = -np.inf
     rows = logits[:NUM_IDS].astype(np.float64)
     reference = rows - np.log(np.exp(rows).sum())
-    token = make_sampler(params).sample(logits)
+    token = sample(make_sampler(params), logits)
     assert token.logprob is not None
     assert token.logprob.token_id == token.token_id
     assert token.logprob.logprob == pytest.approx(reference[token.token_id], abs=1e-5)
@@ -253,18 +243,76 @@ def test_logprobs_are_those_of_the_raw_logits(params: SamplingParams) -> None:
 def test_logprobs_are_always_json_numbers() -> None:
     logits = np.full((2, VOCAB), -np.inf, dtype=np.float32)
     logits[:, 4] = 1.0
-    results = token_logprobs(logits, [4, 5], num_top=3, tokenizer_size=NUM_IDS)
+    results = logprobs_of(logits, [4, 5], 3)
     assert [result.logprob for result in results] == [0.0, -9999.0]
     text = json.dumps([result.top for result in results], allow_nan=False)
     assert "-9999.0" in text
 
 
-def test_logits_that_are_no_numbers_are_an_error() -> None:
-    logits = make_logits()[0]
-    logits[3] = np.nan
+def test_a_bias_does_not_change_the_log_probabilities_of_others() -> None:
+    """Of three rows two report; the second is changed before it is drawn from."""
+    logits = make_logits(rows=3)
+    wants = {"temperature": 0, "logprobs": True}
+    samplers = [
+        make_sampler(SamplingParams(temperature=0)),
+        make_sampler(SamplingParams(**wants, top_logprobs=2, logit_bias={9: 80.0})),
+        make_sampler(SamplingParams(**wants, top_logprobs=1)),
+    ]
+    tokens = sample_step(logits, samplers)
+    assert tokens[0].logprob is None and tokens[1].token_id == 9
+    reference = logprobs_of(logits, [tokens[0].token_id, 9, tokens[2].token_id], 2)
+    assert tokens[1].logprob == reference[1]
+    assert tokens[2].logprob is not None and tokens[2].logprob.top == reference[2].top[:1]
+
+
+def test_logits_that_are_no_numbers_give_no_token() -> None:
+    logits = make_logits(rows=3)
+    logits[1, 3] = np.nan
     for temperature in (0.0, 1.0):
-        with pytest.raises(EverycastError, match="not numbers"):
-            make_sampler(SamplingParams(temperature=temperature)).sample(logits)
+        samplers = [
+            make_sampler(SamplingParams(temperature=temperature, logprobs=True)) for _ in range(3)
+        ]
+        tokens = sample_tokens(OneStep(logits), [*enumerate(samplers)], num_ids=NUM_IDS)
+        assert [token is None for token in tokens] == [False, True, False]
+        assert [sampler.num_sampled for sampler in samplers] == [1, 0, 1]
+    assert logprobs_of(logits, [1, 1, 1], 2)[1] == TokenLogprob(1, -9999.0, ())
+
+
+def test_uniform_numbers_are_uniform_and_independent() -> None:
+    """Chi-square of pairs of successive numbers, and of numbers at one place of many streams."""
+    keys = [make_sampler(SamplingParams(seed=seed))._key for seed in range(1000)]
+    assert len(set(keys)) == 1000
+    along = np.array([uniform_at(keys[0], i) for i in range(20_000)])
+    across = np.array([uniform_at(key, place) for key in keys for place in range(20)])
+    for values in (along, across):
+        assert values.min() >= 0 and values.max() < 1
+        cells = (values[:-1] * 16).astype(int) * 16 + (values[1:] * 16).astype(int)
+        observed = np.bincount(cells, minlength=256)
+        expected = len(cells) / 256
+        chi_square = float(((observed - expected) ** 2 / expected).sum())
+        # 255 degrees of freedom, 4 sigma.
+        assert abs(chi_square - 255) < 4 * math.sqrt(2 * 255)
+
+
+def test_the_stream_is_that_of_splitmix64() -> None:
+    """The first numbers of the published generator with seed 1234567."""
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    drawn = [uniform_at(1234567, i) for i in range(3)]
+    assert drawn == [(value >> 11) * 2.0**-53 for value in expected]
+
+
+@given(
+    st.lists(st.integers(0, 50), max_size=60),
+    st.lists(st.integers(0, 50), max_size=200),
+)
+def test_seen_tokens_are_counted(prompt: list[int], output: list[int]) -> None:
+    seen = SeenTokens(prompt)
+    for token_id in output:
+        seen.add_output(token_id)
+    assert seen.ids.dtype == seen.counts.dtype == np.int32
+    counts = dict(zip(seen.ids.tolist(), seen.counts.tolist(), strict=True))
+    assert len(counts) == len(seen.ids)
+    assert counts == {token_id: output.count(token_id) for token_id in {*prompt, *output}}
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,21 @@ from everycast.artifact.tensor_format import TensorFormat
 from everycast.quant_schemes.bits import pack_values
 from everycast.quant_schemes.group import dequantize
 from everycast.schedules.cpu.activation import activation_buffers, quantize_activations
-from everycast.schedules.cpu.isa import isa_of
+from everycast.schedules.cpu.isa import CpuIsa, isa_of
 from everycast.schedules.cpu.pack_weights import pack_func
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_cpu_features, llvm_get_system_cpu
 
 AVX512 = Target({"kind": "llvm", "mcpu": "icelake-server"})
+AVX512BW = Target({"kind": "llvm", "mcpu": "skylake-avx512"})
 AVX2 = Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+LABS = {
+    "avx512": (AVX512, isa_of(AVX512)),
+    "avx512bw": (AVX512BW, isa_of(AVX512BW)),
+    "avx2": (AVX2, isa_of(AVX2)),
+    # AVX-VNNI's instruction, in the encoding of AVX-512.
+    "avxvnni": (AVX512, CpuIsa("avx2", 8, 16, "avxvnni")),
+}
 
 
 def _host_has(target):
@@ -85,12 +93,13 @@ def needs():
 
 @pytest.fixture
 def lab(request, needs):
-    """The helpers of this file, for the target named by the test's parameter (AVX-512 if none)."""
-    target = {"avx2": AVX2, "avx512": AVX512}[getattr(request, "param", "avx512")]
+    """The helpers of this file, for the key of LABS that is the test's parameter (AVX-512 if
+    none)."""
+    target, isa = LABS[getattr(request, "param", "avx512")]
     needs(target)
     return SimpleNamespace(
         target=target,
-        isa=isa_of(target),
+        isa=isa,
         rng=np.random.default_rng(0),
         tensor=tensor,
         build=lambda func: build(func, target),

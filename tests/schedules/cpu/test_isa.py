@@ -1,30 +1,39 @@
 import pytest
+from everycast.schedules.cpu.byte_dots import BYTE_DOTS
 from everycast.schedules.cpu.isa import CpuIsa, isa_of
 from tvm.target import Target
 
 
 @pytest.mark.parametrize(
-    ("target", "name", "has_vnni512"),
+    ("target", "name", "byte_dot"),
     [
-        ({"mcpu": "znver4"}, "avx512", True),
-        ({"mcpu": "icelake-server"}, "avx512", True),
-        ({"mcpu": "x86-64-v4"}, "avx512", False),
-        ({"mcpu": "skylake-avx512"}, "avx512", False),
-        ({"mcpu": "x86-64-v3"}, "avx2", False),
-        ({"mcpu": "x86-64"}, "generic", False),
-        ({"mcpu": "cortex-a76", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]}, "neon", False),
-        ({"mcpu": "apple-m1", "mtriple": "arm64-apple-macos"}, "neon", False),
+        ({"mcpu": "znver4"}, "avx512", "avx512vnni"),
+        ({"mcpu": "icelake-server"}, "avx512", "avx512vnni"),
+        ({"mcpu": "x86-64-v4"}, "avx512", "avx512bw"),
+        ({"mcpu": "skylake-avx512"}, "avx512", "avx512bw"),
+        ({"mcpu": "knl"}, "avx2", "avx2"),
+        ({"mcpu": "x86-64-v3"}, "avx2", "avx2"),
+        ({"mcpu": "alderlake"}, "avx2", "avxvnni"),
+        ({"mcpu": "sierraforest"}, "avx2", "avxvnni"),
+        ({"mcpu": "x86-64"}, "generic", None),
+        ({"mcpu": "cortex-a72", "mtriple": "aarch64-linux-gnu"}, "neon", None),
+        ({"mcpu": "cortex-a76", "mtriple": "aarch64-linux-gnu"}, "neon", "dotprod"),
+        ({"mcpu": "neoverse-v1", "mtriple": "aarch64-linux-gnu"}, "neon", "i8mm"),
+        ({"mcpu": "apple-m1", "mtriple": "arm64-apple-macos"}, "neon", "dotprod"),
     ],
 )
-def test_instruction_sets(target, name, has_vnni512):
+def test_instruction_sets(target, name, byte_dot):
     isa = isa_of(Target({"kind": "llvm", **target}))
-    assert (isa.name, isa.has_vnni512) == (name, has_vnni512)
+    assert (isa.name, isa.byte_dot) == (name, byte_dot)
+    assert byte_dot is None or BYTE_DOTS[byte_dot].lanes == isa.lanes
 
 
+@pytest.mark.parametrize("terms", [0, 1, 2])
 @pytest.mark.parametrize("isa", [CpuIsa("a", 16, 32), CpuIsa("b", 8, 16), CpuIsa("c", 4, 16)])
-def test_tiles_fit_in_the_registers_and_reach_every_count(isa):
-    tiles = isa.token_tiles
-    assert (tiles[0] + 2) * (16 // isa.lanes) <= isa.num_registers
+def test_tiles_fit_in_the_registers_and_reach_every_count(isa, terms):
+    tiles = isa.token_tiles(terms)
+    sums = tiles[0] * max(1, terms) * (16 // isa.lanes)
+    assert sums <= (isa.num_registers // 2 if terms else isa.num_registers - 2 * 16 // isa.lanes)
     reachable = {0}
     for tile in tiles[1:]:
         reachable |= {count + tile for count in reachable}

@@ -98,6 +98,7 @@ def test_float_activations(lab, fmt):
     check(lab, [weight], [True], terms=0, isa=small(lab.isa), tokens=SMALL_TILES)
 
 
+@pytest.mark.parametrize("lab", ["avx2", "avx512"], indirect=True)
 @pytest.mark.parametrize("activations", ["int8", "int16"])
 @pytest.mark.parametrize("fmt", INTEGER_FORMATS, ids=str)
 def test_integer_activations(lab, fmt, activations):
@@ -114,6 +115,7 @@ def test_every_tail_of_a_tile(lab, fmt):
     check(lab, [weight], [False], terms=0, isa=lab.isa, tokens=ALL_TILES, residual=True)
 
 
+@pytest.mark.parametrize("lab", ["avx2", "avx512"], indirect=True)
 @pytest.mark.parametrize("terms", [1, 2])
 def test_every_tail_of_an_integer_tile(lab, terms):
     weight = PackedWeight(Q4, 23, 136)
@@ -195,6 +197,8 @@ def assert_batch_does_not_matter(layers, kernel, terms, num_outputs, extra=()):
 
 
 BATCH_CASES = [
+    *(("avx2", terms, fmt) for terms in (1, 2) for fmt in (Q4, Q8)),
+    *(("avxvnni", terms, Q4) for terms in (1, 2)),
     *(("avx512", terms, fmt) for terms in (1, 2) for fmt in (Q4, Q8, Q6, INTEGER_FORMATS[5])),
     *((target, 0, fmt) for target in ("avx512", "avx2") for fmt in (*FLOATS, Q4, Q8, Q6, Q3)),
 ]
@@ -234,7 +238,7 @@ def test_a_gated_token_does_not_depend_on_its_batch(lab, terms, activation):
 
 def test_num_terms(lab):
     q4, q6, q3, floats = (PackedWeight(fmt, 16, 80) for fmt in (Q4, Q6, Q3, FLOATS[0]))
-    without = replace(lab.isa, has_vnni512=False)
+    without = replace(lab.isa, byte_dot=None)
     assert num_terms([q4, q6], lab.isa, "int8") == 1
     assert num_terms([q4, q6], lab.isa, "int16") == 2
     assert num_terms([q4], lab.isa, "float32") == 0

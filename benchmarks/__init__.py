@@ -1,0 +1,1 @@
+"""`everycast bench`: speed, memory and start, beside other engines."""
