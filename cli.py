@@ -28,7 +28,8 @@ app = typer.Typer(
 
 MODEL_HELP = "A name, a Hugging Face folder, HF://org/name, a GGUF file, or a compiled folder."
 SCHEME_HELP = "Such as q4f16_1 or q0f32. Default: a GGUF as it is, a float model in 4 bits."
-ACTIVATIONS_HELP = "Inputs of quantized layers: auto, int8, int16, float32."
+ACTIVATIONS_HELP = "Inputs of quantized layers: auto, int8, mixed, int16, float32."
+THREADS_HELP = "Threads that compute; default: as many as are fastest here."
 CONTEXT_HELP = "Most tokens of prompt and answer together."
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
@@ -36,6 +37,7 @@ Target = Annotated[str, typer.Option("--target", help="What to compile for: cpu 
 Quantization = Annotated[str | None, typer.Option("--quantization", "-q", help=SCHEME_HELP)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the model's folder goes.")]
 Context = Annotated[int | None, typer.Option("--context-window-size", min=1, help=CONTEXT_HELP)]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help=THREADS_HELP)]
 Activations = Annotated[str, typer.Option(help=ACTIVATIONS_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no memory plan.")]
@@ -142,6 +144,7 @@ def chat(
     quantization: Quantization = None,
     activations: Activations = "auto",
     context_window_size: Context = None,
+    threads: Threads = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -158,7 +161,7 @@ def chat(
     is_single = prompt is not None or json or not sys.stdin.isatty()
     if is_single and prompt is None:
         prompt = sys.stdin.read()
-    config = {"context_window_size": context_window_size}
+    config = {"context_window_size": context_window_size, "num_threads": threads}
     with open_engine(
         model, target, quantization, config, quiet=quiet or json, activations=activations
     ) as engine:
@@ -195,6 +198,7 @@ def serve(
     max_requests: Annotated[
         int, typer.Option(min=1, help="Most requests at once; others get 429.")
     ] = 256,
+    threads: Threads = None,
     target: Target = "cpu",
     quantization: Quantization = None,
     quiet: Quiet = False,
@@ -213,6 +217,7 @@ def serve(
         "max_num_sequence": max_num_sequence,
         "max_total_seq_length": max_total_seq_length,
         "context_window_size": context_window_size,
+        "num_threads": threads,
     }
     with bind(host, port) as bound:
         parts = load_parts(model, target, quantization, mode, config, quiet=quiet)
@@ -367,6 +372,54 @@ def bench(
         plot=plot,
     )
     run_bench(options)
+
+
+@app.command()
+def tune(
+    model: Model,
+    target: Target = "cpu",
+    quantization: Quantization = None,
+    activations: Activations = "auto",
+    operator: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only operators whose name contains this.")
+    ] = None,
+    trials: Annotated[
+        int, typer.Option(min=1, help="Candidates for each operator and batch size.")
+    ] = 24,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="Stop after this time; go on later.")
+    ] = None,
+    rpc: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Measure through this RPC tracker.")
+    ] = None,
+    device_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="The tracker's name for the machine.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search faster parameters for a model's kernels.
+
+    Measures on this machine. Ctrl-C loses nothing that is finished; `compile` uses what was found.
+
+    \b
+    Example: everycast tune smollm2-135m --minutes 10
+    """
+    from .targets.tuning import TuneRequest
+    from .tune_command import run_tune
+
+    request = TuneRequest(
+        model=model,
+        target=target,
+        quantization=quantization,
+        activations=activations,
+        operator=operator,
+        trials=trials,
+        minutes=minutes,
+        rpc=rpc,
+        device_key=device_key,
+    )
+    run_tune(request, quiet=quiet or json, as_json=json)
 
 
 @app.command()

@@ -33,7 +33,8 @@ def build_and_report(
 
     with BuildView(quiet=quiet) as view:
         path = build(model, target, quantization, output, progress=view.progress, **options)
-    weights = read_manifest(path).weights
+    manifest = read_manifest(path)
+    weights = manifest.weights
     num_bytes = folder_bytes(path)
     if as_json:
         console.print_json(
@@ -52,6 +53,9 @@ def build_and_report(
         f"{weights.quantization}, {weights.bits_per_weight:.2f} bits per weight, "
         f"{console.human_bytes(num_bytes)}"
     )
+    if target and (schedules := manifest.libraries[target].schedules):
+        counts = (f"{count} {kind}" for kind, count in schedules.items())
+        console.note(f"schedules of operators: {', '.join(counts)}")
     follow = ["chat", str(path)] if target else ["compile", model, "-q", weights.quantization]
     console.note(f"next: {shlex.join(['everycast', *follow])}")
 

@@ -71,6 +71,8 @@ class LibraryStamp:
     limits: Limits
     function_memory_bytes: dict[str, int] = field(default_factory=dict)
     """Most workspace a function needs, at its limits."""
+    schedules: dict[str, int] = field(default_factory=dict)
+    """How many operators run tuned, scheduled by hand, or by the compiler's default."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ def main() -> None:
     for name in options.formats:
         weight = PackedWeight(FORMATS[name], options.n, options.k)
         for activations in KINDS:
-            terms = num_terms([weight], isa, activations)
+            terms = num_terms([weight], isa, activations, "mlp")
             if not terms and activations != "float32":
                 continue
             row = measure(weight, terms, target, options.tokens, options.seconds)

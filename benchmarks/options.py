@@ -61,7 +61,7 @@ def parse_options(
             )
         counts.append(int(text))
     modes = _names(activations, "--activations")
-    known = ("auto", "int8", "int16", "float32")
+    known = ("auto", "int8", "mixed", "int16", "float32")
     if bad := [mode for mode in modes if mode not in known]:
         raise BenchError(f"--activations {bad[0]!r} is unknown; choose of {', '.join(known)}")
     peers = dict.fromkeys(_names(against, "--against") if against else ())

@@ -1,5 +1,6 @@
 """Where the time of one step goes, by operator.
 
+    EVERYCAST_ONE_REGION=0 everycast compile MODEL -o FOLDER
     TVM_NUM_THREADS=2 python -m everycast.benchmarks.step_profile ARTIFACT [--tokens N]
 
 One step of N new tokens (1 is decoding) after `--context` others goes through the engine's runner

@@ -61,6 +61,8 @@ class EngineConfig:
     """Most tokens in one step."""
     kv_cache_page_size: int | None = None
     """Tokens in one page; the library decides, another number is refused."""
+    num_threads: int | None = None
+    """Threads that compute; otherwise as many as are fastest on this machine."""
     prefix_cache_mode: PrefixCacheMode = "radix"
     """radix: sequences that begin alike share pages, also after they ended; disable: never."""
 

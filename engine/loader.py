@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifact.dtypes import numpy_dtype
-from ..artifact.errors import ArtifactError, RequestError
+from ..artifact.errors import ArtifactError, CapacityError, RequestError
 from ..artifact.host import this_host
 from ..artifact.manifest import (
     MANIFEST_JSON,
@@ -31,6 +31,7 @@ from .paged_runner import PagedRunner
 from .parameters import Progress, load_parameters, read_parameters
 from .runtime import Library
 from .sampling_params import SamplingParams
+from .threads import usable_cpus
 from .tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,9 @@ class OpenArtifact:
         description = ModelDescription(self.folder.name, _defaults(self.chat_config, self.info))
         limits = self.config.resolve(self.info, self.plan.num_pages)
         parameters = load_parameters(self.folder, self.library, self.weights, progress)
-        runner = PagedRunner(self.library, parameters, self.info, self.plan.num_pages)
+        runner = PagedRunner(
+            self.library, parameters, self.info, self.plan.num_pages, self.config.num_threads
+        )
         loop = EngineLoop(
             runner,
             limits,
@@ -117,6 +120,11 @@ def open_artifact(
     check_weights(manifest, weights)
     chat_config = _read_chat_config(folder)
     config = _engine_config(mode, engine_config)
+    if (config.num_threads or 1) > usable_cpus():
+        raise CapacityError(
+            f"num_threads {config.num_threads} is more than the {usable_cpus()} CPUs that this "
+            "process may use; lower it, or leave it out"
+        )
     if model_lib is None:
         stamp = _library_stamp(manifest, device)
         library = Library(library_file(folder, stamp))

@@ -3,21 +3,31 @@
 import numpy as np
 
 from ..artifact.dtypes import numpy_dtype
+from ..artifact.hashing import hash_json
 from ..artifact.tensor_cache import aligned_empty
 from .library_sampling import LibrarySampling
 from .model_runner import ModelInfo, SampleInput, SampleOutput, StepInput, TokenParts
 from .row_sampling import sample_rows
 from .runtime import Library, Tensor, as_array, as_tensor, as_tuple, huge_array
+from .threads import choose_threads, set_threads
 
 
 class PagedRunner:
     """`ModelRunner` over one library. Use it from one thread: TVM's thread pool is per thread."""
 
     def __init__(
-        self, library: Library, parameters: list[Tensor], info: ModelInfo, num_pages: int
+        self,
+        library: Library,
+        parameters: list[Tensor],
+        info: ModelInfo,
+        num_pages: int,
+        num_threads: int | None = None,
     ) -> None:
+        """num_threads: None takes what is fastest (`threads.choose_threads`)."""
         metadata = library.metadata
         self.info, self.num_pages = info, num_pages
+        self._wanted_threads, self._has_threads = num_threads, False
+        self._library_key = hash_json(metadata)[:16]
         self._forward = library.function("forward")
         self._logits = library.function("logits")
         self._sampling = LibrarySampling(library)
@@ -32,6 +42,21 @@ class PagedRunner:
 
     def execute(self, step: StepInput) -> np.ndarray:
         """See `ModelRunner.execute`. Rows beyond the library's limit are computed in slices."""
+        if not self._has_threads:
+            self._has_threads = True
+            self._settle_threads()
+        return self._execute(step)
+
+    def _settle_threads(self) -> None:
+        """Before the first step: what a trial writes into page 0 is written again by its owner."""
+        if self._wanted_threads is not None:
+            set_threads(self._wanted_threads)
+            return
+        one, zero = np.ones(1, np.int32), np.zeros(1, np.int32)
+        trial = StepInput(one, zero, np.array([0, 1], np.int32), zero[None], zero)
+        choose_threads(lambda: self._execute(trial), self._library_key)
+
+    def _execute(self, step: StepInput) -> np.ndarray:
         hidden, _ = self._forward(
             _int32(step.input_ids),
             _int32(step.positions),

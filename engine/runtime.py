@@ -17,6 +17,7 @@ import numpy as np
 
 from ..artifact.dtypes import numpy_dtype
 from ..artifact.errors import ArtifactError, CapacityError
+from .threads import prepare_pools
 from .tvm_runtime import tvm_ffi
 
 _RUNTIME_FILES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
@@ -36,6 +37,7 @@ def load_runtime() -> None:
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
         raise ArtifactError("the TVM runtime is missing: pip install apache-tvm")
+    prepare_pools()
     folder = Path(spec.origin).parent / "lib"
     for name in _RUNTIME_FILES:
         try:

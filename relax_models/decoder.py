@@ -50,7 +50,7 @@ class Attention(nn.Module):
     def forward(self, x: nn.Tensor, kv: KVState) -> nn.Tensor:
         """Everything but the output projection: [m, hidden] → [m, heads · head_dim]."""
         config = self.config
-        q, k, v = ops.linears(x, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = ops.linears(x, self.q_proj, self.k_proj, self.v_proj, role="attention")
         if config.qk_norm:
             q = self._norm_heads(q, self.q_norm)
             k = self._norm_heads(k, self.k_norm)
@@ -108,13 +108,13 @@ class DecoderLayer(nn.Module):
     def forward(self, x: nn.Tensor, kv: KVState) -> nn.Tensor:
         attended = self.self_attn(ops.rms_norm(x, self.input_layernorm), kv)
         if not self.post_norms:
-            x = ops.linear_add(attended, self.self_attn.o_proj, x)
+            x = ops.linear_add(attended, self.self_attn.o_proj, x, role="attention")
             inner = self.mlp(ops.rms_norm(x, self.post_attention_layernorm))
-            return ops.linear_add(inner, self.mlp.down_proj, x)
-        (projected,) = ops.linears(attended, self.self_attn.o_proj)
+            return ops.linear_add(inner, self.mlp.down_proj, x, role="mlp")
+        (projected,) = ops.linears(attended, self.self_attn.o_proj, role="attention")
         x = ops.rms_norm(projected, self.post_attention_layernorm, residual=x)
         inner = self.mlp(ops.rms_norm(x, self.pre_feedforward_layernorm))
-        (projected,) = ops.linears(inner, self.mlp.down_proj)
+        (projected,) = ops.linears(inner, self.mlp.down_proj, role="mlp")
         return ops.rms_norm(projected, self.post_feedforward_layernorm, residual=x)
 
 
@@ -168,7 +168,7 @@ class DecoderForCausalLM(nn.Module):
         """Logits of the tokens `rows`: [m, hidden_size], [r] int32 → [r, vocab_size] float32."""
         head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
         x = ops.rms_norm(ops.take_rows(hidden, rows), self.model.norm)
-        (logits,) = ops.linears(x, head)
+        (logits,) = ops.linears(x, head, role="head")
         return logits
 
     def spec(self) -> Any:

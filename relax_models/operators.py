@@ -23,6 +23,8 @@ from .weight_expr import element
 
 ATTRIBUTE = "everycast.op"
 Activation = Literal["silu", "gelu_tanh"]
+Role = Literal["attention", "mlp", "head"]
+"""What a linear layer is for: targets may compute some more exactly than others."""
 
 
 def _describe(kind: str, **constants: Any) -> dict[str, str]:
@@ -86,7 +88,7 @@ def embedding(input_ids: nn.Tensor, table: Weight, scale: float = 1.0) -> nn.Ten
     return op.tensor_expr_op(compute, "embedding", [input_ids, *table.parts()], attrs=attrs)
 
 
-def linears(x: nn.Tensor, *layers: Weight) -> tuple[nn.Tensor, ...]:
+def linears(x: nn.Tensor, *layers: Weight, role: Role) -> tuple[nn.Tensor, ...]:
     """Every layer applied to the same x: [m, K] → [m, N_i] each.
 
     Call arguments: x, then for each layer its parts and, where it has one, its bias.
@@ -103,6 +105,7 @@ def linears(x: nn.Tensor, *layers: Weight) -> tuple[nn.Tensor, ...]:
     args = [x, *(argument for layer in layers for argument in _arguments(layer))]
     attrs = _describe(
         "linears",
+        role=role,
         weights=[_weight(layer) for layer in layers],
         biases=[layer.bias is not None for layer in layers],
     )
@@ -110,14 +113,14 @@ def linears(x: nn.Tensor, *layers: Weight) -> tuple[nn.Tensor, ...]:
     return tuple(result) if isinstance(result, list | tuple) else (result,)
 
 
-def linear_add(x: nn.Tensor, layer: Linear, residual: nn.Tensor) -> nn.Tensor:
+def linear_add(x: nn.Tensor, layer: Linear, residual: nn.Tensor, *, role: Role) -> nn.Tensor:
     """residual + x Wᵀ (+ bias): [m, N]. Call arguments: x, parts, (bias,) residual."""
 
     def compute(x_te: te.Tensor, *args: te.Tensor) -> te.Tensor:
         y, rest = _affine(x_te, layer, args)
         return te.compute(y.shape, lambda i, j: rest[0][i, j] + y[i, j], name="add")
 
-    attrs = _describe("linear_add", weight=_weight(layer), bias=layer.bias is not None)
+    attrs = _describe("linear_add", role=role, weight=_weight(layer), bias=layer.bias is not None)
     return op.tensor_expr_op(compute, "linear_add", [x, *_arguments(layer), residual], attrs=attrs)
 
 
@@ -144,7 +147,7 @@ def gated_mlp(x: nn.Tensor, gate: Linear, up: Linear, activation: Activation) ->
         )
 
     attrs = _describe(
-        "gated_mlp", weights=[_weight(gate), _weight(up)],
+        "gated_mlp", role="mlp", weights=[_weight(gate), _weight(up)],
         biases=[gate.bias is not None, up.bias is not None], activation=activation,
     )  # fmt: skip
     args = [x, *_arguments(gate), *_arguments(up)]

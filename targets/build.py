@@ -65,7 +65,7 @@ class BuildRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
     """An opened checkpoint and everything decided about it before any work."""
 
     name: str
@@ -84,7 +84,7 @@ def compile_model(request: BuildRequest, report: Report) -> Path:
     target = None
     if request.target is not None:
         target = find_target(request.target, activations=request.activations)
-    source = _open(request, report)
+    source = open_source(request, report)
     folder = request.output / f"{source.name}-{source.plan.quantization}"
     known = _reusable(folder, source)
     if known is None:
@@ -96,7 +96,8 @@ def compile_model(request: BuildRequest, report: Report) -> Path:
     return folder
 
 
-def _open(request: BuildRequest, report: Report) -> _Source:
+def open_source(request: BuildRequest, report: Report) -> Source:
+    """The request's checkpoint, with all decided that does not depend on the target."""
     report("open", 0, 0, "steps")
     checkpoint = open_checkpoint(
         request.model, progress=lambda done, total: report("fetch", done, total, "bytes")
@@ -110,7 +111,7 @@ def _open(request: BuildRequest, report: Report) -> _Source:
             f"context_window_size {context} is more than the model's "
             f"{config.max_position_embeddings} positions; lower it"
         )
-    return _Source(_name(request.model, checkpoint), checkpoint, config, sources, plan, context)
+    return Source(_name(request.model, checkpoint), checkpoint, config, sources, plan, context)
 
 
 def _name(model: str, checkpoint: Checkpoint) -> str:
@@ -122,7 +123,7 @@ def _name(model: str, checkpoint: Checkpoint) -> str:
     return path.name.removesuffix(".gguf")
 
 
-def _reusable(folder: Path, source: _Source) -> Manifest | None:
+def _reusable(folder: Path, source: Source) -> Manifest | None:
     """The manifest of an artifact that already holds these very weights."""
     if not (folder / MANIFEST_JSON).is_file():
         return None
@@ -145,7 +146,7 @@ def _matrix_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     return {name: (shape[0], shape[1]) for name, shape in shapes if len(shape) == 2}
 
 
-def _check_disk(source: _Source, output: Path) -> None:
+def _check_disk(source: Source, output: Path) -> None:
     shapes = _matrix_shapes(source.config)
     needed = sum(num_bytes(source.plan.formats[name], n, k) for name, (n, k) in shapes.items())
     existing = next(parent for parent in (output, *output.parents) if parent.exists())
@@ -158,7 +159,7 @@ def _check_disk(source: _Source, output: Path) -> None:
 
 
 def _build_all(
-    folder: Path, source: _Source, target: CompileTarget | None, request: BuildRequest,
+    folder: Path, source: Source, target: CompileTarget | None, request: BuildRequest,
     report: Report,
 ) -> None:  # fmt: skip
     """Weights on one thread while the library compiles on this one (both leave the GIL free).
@@ -190,7 +191,7 @@ def _build_all(
     write_manifest(folder, manifest)
 
 
-def _write_weights(folder: Path, source: _Source, report: Report, stop: threading.Event) -> None:
+def _write_weights(folder: Path, source: Source, report: Report, stop: threading.Event) -> None:
     """Every tensor of the artifact; with `stop`, no more than the next one."""
     tensors = source.checkpoint.tensors
     total = sum(tensors[s.name].num_bytes for s in source.sources.values())
@@ -209,7 +210,7 @@ def _write_weights(folder: Path, source: _Source, report: Report, stop: threadin
 
 
 def _compile(
-    folder: Path, source: _Source, target: CompileTarget, request: BuildRequest, report: Report
+    folder: Path, source: Source, target: CompileTarget, request: BuildRequest, report: Report
 ) -> BuiltLibrary:
     report("compile", 0, 0, "steps")
     path = folder / _library_name(request, target)
@@ -233,7 +234,7 @@ def _library_name(request: BuildRequest, target: CompileTarget) -> str:
 
 
 def _add_library(
-    folder: Path, manifest: Manifest, source: _Source, target: CompileTarget,
+    folder: Path, manifest: Manifest, source: Source, target: CompileTarget,
     request: BuildRequest, report: Report,
 ) -> None:  # fmt: skip
     with atomic_folder(folder / ".building") as temporary:
@@ -245,7 +246,7 @@ def _add_library(
     write_manifest(folder, _with_library(manifest, folder, request, target, library))
 
 
-def _manifest(folder: Path, source: _Source) -> Manifest:
+def _manifest(folder: Path, source: Source) -> Manifest:
     checkpoint, config = source.checkpoint, source.config
     licence = checkpoint.config.get("general.license") or checkpoint.config.get("license")
     cache = TensorCacheReader(folder)
@@ -290,6 +291,7 @@ def _with_library(
             library.page_bytes,
         ),
         function_memory_bytes=library.function_memory_bytes,
+        schedules=metadata["schedules"],
     )  # fmt: skip
     return replace(manifest, libraries={**manifest.libraries, request.target: stamp})
 

@@ -51,10 +51,8 @@ def build_library(
     dump_ir: Path | None = None,
 ) -> BuiltLibrary:
     """Write the library of this model for `target` to `path`."""
-    model = DecoderForCausalLM(config, kv_dtype=target.kv_dtype(scheme_dtype))
-    apply_formats(model, formats)
-    module, parameters = model.export_tvm(spec=model.spec())[:2]
-    lowered = target.lower(module, [name for name, _ in parameters])
+    kv_dtype = target.kv_dtype(scheme_dtype)
+    lowered = target.lower(*export_graph(config, formats, kv_dtype))
     bounds = {
         "num_tokens": PREFILL_CHUNK_SIZE,
         "num_tiles": PREFILL_CHUNK_SIZE,
@@ -77,11 +75,12 @@ def build_library(
         "prefill_chunk_size": PREFILL_CHUNK_SIZE,
         "max_num_sequence": MAX_NUM_SEQUENCE,
         "page_size": PAGE_SIZE,
-        "kv_dtype": model.kv_dtype,
+        "kv_dtype": kv_dtype,
         "page_shape": page_shape,
         "parameters": [asdict(parameter) for parameter in lowered.parameters],
         "parameters_in_one_buffer": lowered.in_one_buffer,
         "lowered_operators": lowered.lowered,
+        "schedules": lowered.schedules,
         "function_memory_bytes": memory,
         **target.constants,
         **target.model_constants(config),
@@ -98,6 +97,16 @@ def build_library(
         )
     target.export(executable, path)
     return BuiltLibrary(metadata, memory)
+
+
+def export_graph(
+    config: DecoderConfig, formats: Mapping[str, TensorFormat], kv_dtype: str
+) -> tuple[tvm.IRModule, list[str]]:
+    """The model's functions before any target, and its parameters' names in order."""
+    model = DecoderForCausalLM(config, kv_dtype=kv_dtype)
+    apply_formats(model, formats)
+    module, parameters = model.export_tvm(spec=model.spec())[:2]
+    return module, [name for name, _ in parameters]
 
 
 def config_hash(config: DecoderConfig) -> str:

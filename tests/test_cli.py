@@ -239,7 +239,7 @@ def test_chat_builds_once_and_passes_its_options(run: Run, machine: FakeMachine)
     assert len(machine.builds) == 1
     (folder, mode, config), _ = machine.opened
     assert folder.name == "m-q4f16_1" and mode == "interactive"
-    assert config == {"context_window_size": 99}
+    assert config == {"context_window_size": 99, "num_threads": None}
 
 
 def test_chat_reads_the_prompt_from_a_pipe(
@@ -453,7 +453,7 @@ def test_serve(
 
     def serve() -> None:
         try:
-            cli.main(["serve", "m", "--port", "0", "--max-num-sequence", "3"])
+            cli.main(["serve", "m", "--port", "0", "--max-num-sequence", "3", "--threads", "2"])
         except SystemExit as end:
             codes.append(end.code)
 
@@ -475,7 +475,12 @@ def test_serve(
     assert codes in ([0], [None])
     assert machine.opened[0][1:] == (
         "server",
-        {"max_num_sequence": 3, "max_total_seq_length": None, "context_window_size": None},
+        {
+            "max_num_sequence": 3,
+            "max_total_seq_length": None,
+            "context_window_size": None,
+            "num_threads": 2,
+        },
     )
 
 

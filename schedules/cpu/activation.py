@@ -79,9 +79,7 @@ def quantize_group(
     num_groups = scales.shape[1]
     is_two_terms = int(xq.shape[1]) != int(num_groups) * 8
     steps = _TWO_TERM_STEPS if is_two_terms else 127
-    largest = T.max(T.max(low, -low), T.max(high, -high))
-    peak = T.call_llvm_pure_intrin("float32", "llvm.vector.reduce.fmax", largest)
-    peak = B.Bind(T.max(peak, T.float32(_TINY)))
+    peak = B.Bind(T.max(_largest_magnitude(low, high), T.float32(_TINY)))
     scale = B.Bind(peak * T.float32(1 / steps))
     inverse = B.Bind(splat(T.float32(steps) / peak))
 
@@ -107,6 +105,15 @@ def quantize_group(
         half_sums.append(half_sum)
     B.buffer_store(scales, scale, [row, group])
     B.buffer_store(sums, half_sums[0] + half_sums[1], [row, group])
+
+
+def _largest_magnitude(low: Any, high: Any) -> Any:
+    """max |x| of two vectors. Without their signs, floats are ordered as integers are; LLVM reduces
+    integers by halves, but floats one after another, for the sake of NaN."""
+    mask = splat(T.uint32(0x7FFFFFFF))
+    bits = [T.bitwise_and(T.reinterpret("uint32x16", v), mask) for v in (low, high)]
+    largest = T.call_llvm_pure_intrin("uint32", "llvm.vector.reduce.umax", T.max(*bits))
+    return T.reinterpret("float32", largest)
 
 
 def _tail(x: Any, row: Any, start: int, k: int) -> tuple[Any, Any]:

@@ -22,14 +22,23 @@ _UNROLL = 2
 
 
 def dot_float(
-    weight: PackedWeight, packed: Any, block: Any, x: Any, first: Any, tokens: int, chains: int
+    weight: PackedWeight,
+    packed: Any,
+    block: Any,
+    x: Any,
+    first: Any,
+    tokens: int,
+    chains: int,
+    prefetch_bytes: int,
 ) -> list[Any]:
     """Emit x Wᵀ of 16 rows and `tokens` tokens from `first` on: a vector of rows per token.
 
     `chains` must be the same for every tile of a kernel. Float weights have one: more make tiles
-    of 4 tokens a quarter slower, and memory is what a single token waits for.
+    of 4 tokens a quarter slower, and memory is what a single token waits for. Weights are
+    prefetched `prefetch_bytes` ahead.
     """
-    tile = _Tile(weight, packed, x, opaque(first), tokens, chains if weight.is_quantized else 1)
+    chains = chains if weight.is_quantized else 1
+    tile = _Tile(weight, packed, x, opaque(first), tokens, chains, prefetch_bytes)
     base = opaque(block * weight.block_bytes)
     if weight.is_quantized:
         tile.emit_groups(base)
@@ -42,10 +51,18 @@ class _Tile:
     """The sums of a tile: `chains` vectors a token."""
 
     def __init__(
-        self, weight: PackedWeight, packed: Any, x: Any, first: Any, tokens: int, chains: int
+        self,
+        weight: PackedWeight,
+        packed: Any,
+        x: Any,
+        first: Any,
+        tokens: int,
+        chains: int,
+        prefetch_bytes: int,
     ) -> None:
         self.weight, self.packed, self.x = weight, packed, x
         self.first, self.tokens, self.chains = first, tokens, chains
+        self.prefetch_bytes = prefetch_bytes
         self.acc = local_array(tokens * chains * LANES)
         clear(self.acc, tokens * chains)
 
@@ -78,9 +95,7 @@ class _Tile:
 
         whole, rest = divmod(weight.k, _UNROLL)
         with B.serial(T.int64(whole)) as i:
-            # In tiles of 8, prefetches between the multiply-adds cost a third of the speed.
-            if 1 < self.tokens <= 4:
-                prefetch(self.packed, base + i * step_bytes, step_bytes)
+            prefetch(self.packed, base + i * step_bytes, step_bytes, self.prefetch_bytes)
             for j in range(_UNROLL):
                 emit(i * _UNROLL + j)
         for j in range(rest):
@@ -96,8 +111,7 @@ class _Tile:
         whole_pairs, rest = divmod(weight.k, 2 * weight.group)
         with B.serial(T.int64(whole_pairs)) as pair:
             start = B.Bind(base + pair * weight.pair_bytes)
-            if self.tokens > 1:
-                prefetch(self.packed, start, weight.pair_bytes)
+            prefetch(self.packed, start, weight.pair_bytes, self.prefetch_bytes)
             for half in (0, 1):
                 self._emit_group(start, half, (pair * 2 + half) * weight.group, weight.group)
         start = base + whole_pairs * weight.pair_bytes

@@ -59,8 +59,12 @@ def dot_int8(
     first: Any,
     tokens: int,
     unit: ByteDot,
+    prefetch_bytes: int,
 ) -> list[Any]:
-    """Emit x Wᵀ of 16 rows and `tokens` tokens from `first` on: a vector of rows per token."""
+    """Emit x Wᵀ of 16 rows and `tokens` tokens from `first` on: a vector of rows per token.
+
+    Weights are prefetched `prefetch_bytes` ahead.
+    """
     acc = local_array(tokens * LANES)
     clear(acc, tokens)
     base = opaque(block * weight.block_bytes)
@@ -69,8 +73,7 @@ def dot_int8(
     as_words = weight.largest_q > unit.largest_q and unit.multiply_words is not None
     with B.serial(T.int64(weight.num_pairs)) as pair:
         start = B.Bind(base + pair * weight.pair_bytes)
-        if tokens > 1:
-            prefetch(packed, start, weight.pair_bytes)
+        prefetch(packed, start, weight.pair_bytes, prefetch_bytes)
         for half in (0, 1):
             group = pair * 2 + half
             q_start = start + (weight.q_offset + half * weight.q_bytes)

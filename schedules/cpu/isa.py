@@ -21,23 +21,22 @@ class CpuIsa:
     byte_dot: str | None = None
     """Key of `byte_dots.BYTE_DOTS`; None where dot products of bytes are slow."""
 
-    def token_tiles(self, terms: int) -> tuple[int, ...]:
-        """Tokens worked on together, largest first: each keeps 16 sums, for each of `terms` of int8
-        or of float32 (`terms` 0), in registers.
+    def largest_tile(self, terms: int) -> int:
+        """Tokens worked on together, unless tuning found better: each keeps 16 sums, for each of
+        `terms` of int8 or of float32 (`terms` 0), in registers.
 
-        The largest leaves room for two more vectors of floats; integer sums take half of the
-        registers, the rest is for weights. The other tiles are the powers of two below it.
+        That leaves room for two more vectors of floats; integer sums take half of the registers,
+        the rest is for weights.
         """
         vectors = self.num_registers * self.lanes // LANES
-        largest = min(8, vectors // (2 * terms) if terms else vectors - 2)
-        return (largest, *(t for t in (8, 4, 2, 1) if t < largest))
+        return min(8, vectors // (2 * terms) if terms else vectors - 2)
 
     @property
     def chains(self) -> int:
         """Sums that the dot products of floats and quantized weights are split into, to hide the
         latency of one: two, where a full tile leaves registers for them."""
         per_vector = LANES // self.lanes
-        return 2 if 2 * self.token_tiles(0)[0] * per_vector < self.num_registers else 1
+        return 2 if 2 * self.largest_tile(0) * per_vector < self.num_registers else 1
 
 
 def isa_of(target: Target) -> CpuIsa:

@@ -20,23 +20,32 @@ from .control import either, for_tiles, parallel
 from .dot_float import dot_float
 from .isa import CpuIsa
 from .kernel import Kernel, body, kernel, kernel_factory
+from .linear_schedule import LinearSchedule, default_schedule
 from .packing import PackedWeight
 from .vectors import LANES, constant, exp2, local_array, ramp
 
-Activations = Literal["int8", "int16", "float32"]
-"""How the inputs of quantized layers are rounded: int16 is two terms of int8."""
+Activations = Literal["int8", "mixed", "int16", "float32"]
+"""How the inputs of quantized layers are rounded."""
+TERMS: dict[Activations, dict[str, int]] = {
+    "int8": {"attention": 1, "mlp": 1, "head": 1},
+    "mixed": {"attention": 2, "mlp": 1, "head": 2},
+    "int16": {"attention": 2, "mlp": 2, "head": 2},
+}
+"""Terms of int8 by the role of a layer (`relax_models/operators.py`); one that is not here takes
+floats."""
 Activation = Literal["silu", "gelu_tanh"]
-_CHUNK_BYTES = 512 * 1024
 _LOG2_E = 1.4426950408889634
 
 
-def num_terms(weights: Sequence[PackedWeight], isa: CpuIsa, activations: Activations) -> int:
+def num_terms(
+    weights: Sequence[PackedWeight], isa: CpuIsa, activations: Activations, role: str
+) -> int:
     """int8 terms that a call over these weights takes its activations in; 0 for float32."""
-    if activations == "float32" or isa.byte_dot is None:
+    if activations not in TERMS or isa.byte_dot is None:
         return 0
     if not all(map(dot_int8.supports, weights)):
         return 0
-    return {"int8": 1, "int16": 2}[activations]
+    return TERMS[activations][role]
 
 
 def linears(
@@ -46,13 +55,15 @@ def linears(
     isa: CpuIsa,
     terms: int,
     residual: bool = False,
+    schedule: LinearSchedule | None = None,
 ) -> tirx.PrimFunc:
     """(x, for each weight: packed, (bias [N]), (residual [m, N])) → [m, N] float32 of each.
 
     x is [m, K] float32, or with `terms` the three buffers of `quantize_activations`. A residual is
-    for a single weight.
+    for a single weight. Without a schedule it has the default one.
     """
-    return _linears(tuple(weights), tuple(biases), isa, terms, residual)
+    schedule = schedule or schedule_for(weights, isa, terms)
+    return _linears(tuple(weights), tuple(biases), isa, terms, residual, schedule)
 
 
 def gated_mlp(
@@ -63,29 +74,45 @@ def gated_mlp(
     *,
     isa: CpuIsa,
     terms: int,
+    schedule: LinearSchedule | None = None,
 ) -> tirx.PrimFunc:
     """(x, gate packed, (gate bias), up packed, (up bias)) → activation(gate x) · (up x), [m, N].
 
-    x as in `linears`.
+    x and schedule as in `linears`.
     """
-    return _gated_mlp(gate, up, activation, tuple(biases), isa, terms)
+    schedule = schedule or schedule_for([gate, up], isa, terms)
+    return _gated_mlp(gate, up, activation, tuple(biases), isa, terms, schedule)
+
+
+def schedule_for(weights: Sequence[PackedWeight], isa: CpuIsa, terms: int) -> LinearSchedule:
+    """The default schedule of a call over these weights."""
+    is_quantized = any(weight.is_quantized for weight in weights)
+    return default_schedule(isa, terms, is_quantized=is_quantized)
 
 
 class _Layer:
     """A weight's arguments in a kernel under construction."""
 
     def __init__(
-        self, func: Kernel, weight: PackedWeight, has_bias: bool, suffix: str, isa: CpuIsa
+        self,
+        func: Kernel,
+        weight: PackedWeight,
+        has_bias: bool,
+        suffix: str,
+        isa: CpuIsa,
+        schedule: LinearSchedule,
     ) -> None:
-        self.weight, self.isa = weight, isa
+        self.weight, self.isa, self.schedule = weight, isa, schedule
         self.packed = func.buffer(f"packed{suffix}", (weight.num_bytes,), "uint8")
         self.bias = func.buffer(f"bias{suffix}", (weight.n,), "float32") if has_bias else None
 
     def dot(self, block: Any, x: Any, first: Any, tokens: int) -> list[Any]:
+        ahead = self.schedule.prefetch_bytes(tokens)
         if isinstance(x, dot_int8.Int8Activations):
             unit = BYTE_DOTS[self.isa.byte_dot or ""]
-            return dot_int8.dot_int8(self.weight, self.packed, block, x, first, tokens, unit)
-        return dot_float(self.weight, self.packed, block, x, first, tokens, self.isa.chains)
+            return dot_int8.dot_int8(self.weight, self.packed, block, x, first, tokens, unit, ahead)
+        chains = self.isa.chains
+        return dot_float(self.weight, self.packed, block, x, first, tokens, chains, ahead)
 
     def bias_vector(self, block: Any) -> Any:
         """The bound bias of a block of 16 rows; None without one."""
@@ -108,14 +135,15 @@ def _linears(
     isa: CpuIsa,
     terms: int,
     residual: bool,
+    schedule: LinearSchedule,
 ) -> tirx.PrimFunc:
     if residual and len(weights) != 1:
         raise ValueError("a residual is for a single weight")
-    name = _name("linears", weights, biases, isa, terms, residual)
+    name = _name("linears", weights, biases, isa, terms, residual, schedule)
     with kernel(name) as (func, ib):
         x = _declare_x(func, weights[0].k, terms)
         layers = [
-            _Layer(func, weight, has_bias, str(i), isa)
+            _Layer(func, weight, has_bias, str(i), isa, schedule)
             for i, (weight, has_bias) in enumerate(zip(weights, biases, strict=True))
         ]
         m = "num_tokens"
@@ -134,10 +162,10 @@ def _linears(
                     values = [value + bias for value in values]
                 _store(outputs[i], block, first, values, added)
 
-            for_tiles(start, stop, isa.token_tiles(terms), emit_tile)
+            for_tiles(start, stop, schedule.tiles, emit_tile)
 
         with body():
-            _for_blocks(func.size(m), weights, isa, terms, emit)
+            _for_blocks(func.size(m), weights, terms, schedule, emit)
     return ib.get()
 
 
@@ -149,12 +177,13 @@ def _gated_mlp(
     biases: tuple[bool, ...],
     isa: CpuIsa,
     terms: int,
+    schedule: LinearSchedule,
 ) -> tirx.PrimFunc:
-    name = _name("gated_mlp", (gate, up), biases, isa, terms, activation)
+    name = _name("gated_mlp", (gate, up), biases, isa, terms, activation, schedule)
     with kernel(name) as (func, ib):
         x = _declare_x(func, gate.k, terms)
         layers = [
-            _Layer(func, weight, has_bias, suffix, isa)
+            _Layer(func, weight, has_bias, suffix, isa, schedule)
             for weight, has_bias, suffix in zip((gate, up), biases, ("_gate", "_up"), strict=True)
         ]
         y = func.buffer("y", ("num_tokens", gate.n), "float32")
@@ -170,10 +199,10 @@ def _gated_mlp(
                 gated = [_activate(g, activation) * u for g, u in zip(*both, strict=True)]
                 _store(y, block, first, gated, None)
 
-            for_tiles(start, stop, isa.token_tiles(terms), emit_tile)
+            for_tiles(start, stop, schedule.tiles, emit_tile)
 
         with body():
-            _for_blocks(func.size("num_tokens"), (gate,), isa, terms, emit)
+            _for_blocks(func.size("num_tokens"), (gate,), terms, schedule, emit)
     return ib.get()
 
 
@@ -196,14 +225,14 @@ def _declare_x(func: Kernel, k: int, terms: int) -> Any:
 def _for_blocks(
     num_tokens: Any,
     weights: Sequence[PackedWeight],
-    isa: CpuIsa,
     terms: int,
+    schedule: LinearSchedule,
     emit: Callable[[int, Any, Any, Any], None],
 ) -> None:
     """`emit(weight number, block, first token, last token + 1)` for every unit, in parallel."""
     token_bytes = terms * padded_k(weights[0].k) if terms else 4 * weights[0].k
-    tile = isa.token_tiles(terms)[0]
-    chunk = max(1, _CHUNK_BYTES // (token_bytes * tile)) * tile
+    tile = schedule.tile_tokens
+    chunk = max(1, schedule.chunk_bytes // (token_bytes * tile)) * tile
     num_blocks = sum(weight.num_blocks for weight in weights)
     # Chunks of about one size: threads take equal shares of the units.
     num_chunks = B.Bind((num_tokens + (chunk - 1)) // chunk)

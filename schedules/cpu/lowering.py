@@ -1,27 +1,36 @@
 """Which kernel each operator of a model gets on a CPU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tvm import relax
+from tvm import relax, tirx
 
 from ...artifact.tensor_format import TensorFormat
 from ..passes.lower_operators import Handler, Lowering
 from . import attention, embedding, linear, norm, rotary
 from .activation import activation_buffers, quantize_activations
+from .attention_state import Heads
 from .isa import CpuIsa
 from .linear import Activations
+from .linear_operator import LinearOperator
+from .linear_schedule import LinearSchedule
 from .pack_weights import pack_func
 from .packing import PackedWeight
 
+Choose = Callable[[LinearOperator], LinearSchedule | None]
+"""The schedule of an operator; None is the default one."""
 
-def cpu_handlers(isa: CpuIsa, activations: Activations) -> dict[str, Handler]:
+
+def cpu_handlers(
+    isa: CpuIsa, activations: Activations, choose: Choose = lambda operator: None
+) -> dict[str, Handler]:
     """Operator kind → what lowers it, for `lower_operators`.
 
     `activations` says how the inputs of quantized linear layers are rounded, where the instruction
-    set has integer kernels; elsewhere they stay float32.
+    set has integer kernels; elsewhere they stay float32. `choose` gives the schedule of each linear
+    operator.
     """
-    cpu = _CpuLowering(isa, activations)
+    cpu = _CpuLowering(isa, activations, choose)
     return {
         "embedding": cpu.embedding,
         "linears": cpu.linears,
@@ -47,8 +56,8 @@ def _shape(x: relax.Expr) -> list[Any]:
 
 
 class _CpuLowering:
-    def __init__(self, isa: CpuIsa, activations: Activations) -> None:
-        self.isa, self.activations = isa, activations
+    def __init__(self, isa: CpuIsa, activations: Activations, choose: Choose) -> None:
+        self.isa, self.activations, self.choose = isa, activations, choose
 
     # ---- operators with weights
 
@@ -65,8 +74,8 @@ class _CpuLowering:
     ) -> relax.Expr:
         x, *rest = args
         weights, operands, _ = self._weights(lowering, op["weights"], op["biases"], rest)
-        terms, inputs = self._inputs(lowering, x, weights)
-        func = linear.linears(weights, op["biases"], isa=self.isa, terms=terms)
+        terms, inputs = self._inputs(lowering, x, weights, op["role"])
+        func = self._kernel(weights, op["biases"], terms)
         outputs = [((_shape(x)[0], weight.n), "float32") for weight in weights]
         return lowering.call(func, [*inputs, *operands], outputs)
 
@@ -75,8 +84,8 @@ class _CpuLowering:
     ) -> relax.Expr:
         x, *rest = args
         weights, operands, (residual,) = self._weights(lowering, [op["weight"]], [op["bias"]], rest)
-        terms, inputs = self._inputs(lowering, x, weights)
-        func = linear.linears(weights, [op["bias"]], isa=self.isa, terms=terms, residual=True)
+        terms, inputs = self._inputs(lowering, x, weights, op["role"])
+        func = self._kernel(weights, [op["bias"]], terms, residual=True)
         outputs = [((_shape(x)[0], weights[0].n), "float32")]
         return lowering.call(func, [*inputs, *operands, residual], outputs)
 
@@ -85,11 +94,18 @@ class _CpuLowering:
     ) -> relax.Expr:
         x, *rest = args
         weights, operands, _ = self._weights(lowering, op["weights"], op["biases"], rest)
-        terms, inputs = self._inputs(lowering, x, weights)
-        gate, up = weights
-        func = linear.gated_mlp(gate, up, op["activation"], op["biases"], isa=self.isa, terms=terms)
+        terms, inputs = self._inputs(lowering, x, weights, op["role"])
+        func = self._kernel(weights, op["biases"], terms, activation=op["activation"])
         outputs = [((_shape(x)[0], weights[0].n), "float32")]
         return lowering.call(func, [*inputs, *operands], outputs)
+
+    def _kernel(
+        self, weights: Sequence[PackedWeight], biases: Sequence[bool], terms: int, **options: Any
+    ) -> tirx.PrimFunc:
+        operator = LinearOperator(
+            weights=tuple(weights), biases=tuple(biases), terms=terms, **options
+        )
+        return operator.kernel(self.isa, self.choose(operator))
 
     def _weights(
         self,
@@ -122,10 +138,10 @@ class _CpuLowering:
         return packed, variable
 
     def _inputs(
-        self, lowering: Lowering, x: relax.Expr, weights: Sequence[PackedWeight]
+        self, lowering: Lowering, x: relax.Expr, weights: Sequence[PackedWeight], role: str
     ) -> tuple[int, list[relax.Expr]]:
         """Terms of the activations, and x in that form: itself, or words, scales, sums."""
-        terms = linear.num_terms(weights, self.isa, self.activations)
+        terms = linear.num_terms(weights, self.isa, self.activations, role)
         if not terms:
             return 0, [x]
         rows, k = _shape(x)
@@ -171,11 +187,18 @@ class _CpuLowering:
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
     ) -> relax.Expr:
         *tensors, layer = args
+        q, _, tables, positions, tiles = tensors
         constants = _constants(op)
+        heads = Heads(*(constants.pop(name) for name in ("num_heads", "num_kv_heads", "head_dim")))
         constants.pop("rotary_dim")
-        func = attention.attention(**constants)
-        output = (tuple(_shape(tensors[0])), "float32")
-        return lowering.call(func, tensors, [output], scalars=[layer])
+        func = attention.attention(heads=heads, isa=self.isa, **constants)
+        output = (tuple(_shape(q)), "float32")
+        workspace = (attention.splits_shape(_shape(tables)[0], heads), "float32")
+        both = lowering.emit(lowering.call(func, tensors, [output, workspace], scalars=[layer]))
+        out, parts = (relax.TupleGetItem(both, i) for i in range(2))
+        merge = attention.merge_splits(heads=heads, window=constants["window"])
+        args = [positions, tiles, parts, out]
+        return lowering.call(merge, args, [output], inplace=[len(args) - 1])
 
 
 def _constants(op: Mapping[str, Any]) -> dict[str, Any]:

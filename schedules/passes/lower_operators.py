@@ -54,6 +54,8 @@ class LoweredModel:
     parameters: list[Parameter]
     lowered: dict[str, int] = field(default_factory=dict)
     """How many calls of each operator kind were replaced."""
+    schedules: dict[str, int] = field(default_factory=dict)
+    """How many calls run by which kind of schedule; empty where the target does not say."""
     kernels: dict[str, tirx.PrimFunc] = field(default_factory=dict)
     """The handlers' PrimFuncs, by their names in `module`."""
     in_one_buffer: bool = False
@@ -201,7 +203,7 @@ class _LowerOperators(PyExprMutator):
             self._add_packer(name, pack, shapes, num_bytes)
         module = relax.transform.DeadCodeElimination()(self.builder_.get())
         kernels = {variable.name_hint: func for func, variable in self.functions.values()}
-        return LoweredModel(module, list(self.parameters.values()), self.lowered, kernels)
+        return LoweredModel(module, list(self.parameters.values()), self.lowered, kernels=kernels)
 
     def _add_packer(
         self, name: str, pack: tirx.PrimFunc, shapes: list[tuple[Shape, str]], num_bytes: int

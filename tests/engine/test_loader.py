@@ -177,3 +177,8 @@ def test_engine_config(
     with caplog.at_level(logging.WARNING):
         assert open_artifact(artifact).plan.num_tokens == 32
     assert "reduced from 512 to 32 tokens" in caplog.text
+
+
+def test_more_threads_than_cpus_are_refused(artifact: Path) -> None:
+    with pytest.raises(CapacityError, match=r"num_threads 10000 is more than the \d+ CPUs"):
+        open_artifact(artifact, engine_config={"num_threads": 10_000})

@@ -148,7 +148,9 @@ def test_linears(rng):
     layers = [Layer(layer, fmt, rng) for layer, fmt in specs]
     x = floats(rng, 3, 40)
     operator = Operator(
-        lambda x: ops.linears(x, *(layer.layer for layer in layers)), [x], [s[0] for s in specs]
+        lambda x: ops.linears(x, *(layer.layer for layer in layers), role="mlp"),
+        [x],
+        [s[0] for s in specs],
     )
     assert operator.op["kind"] == "linears"
     assert operator.op["biases"] == [False, True, False]
@@ -166,7 +168,7 @@ def test_linear_add(rng, bias):
     layer = Layer(Linear(40, 7, bias=bias), Q4, rng)
     x, residual = floats(rng, 3, 40), floats(rng, 3, 7)
     operator = Operator(
-        lambda x, r: ops.linear_add(x, layer.layer, r), [x, residual], [layer.layer]
+        lambda x, r: ops.linear_add(x, layer.layer, r, role="mlp"), [x, residual], [layer.layer]
     )
     assert (operator.op["kind"], operator.op["bias"]) == ("linear_add", bias)
     (y,) = operator.run([x, *layer.arguments, residual], (3, 7))

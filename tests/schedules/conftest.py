@@ -12,7 +12,7 @@ from everycast.relax_models import operators as ops
 from everycast.relax_models.layers import Embedding, Linear, RMSNorm
 from everycast.schedules.cpu.isa import isa_of
 from everycast.schedules.cpu.lowering import cpu_handlers
-from everycast.schedules.pipeline import run_pipeline
+from everycast.schedules.pipeline import CPU_TIR_PIPELINE, run_pipeline
 from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.target import Target
@@ -40,10 +40,10 @@ class TinyModel(nn.Module):
     def forward(self, ids: nn.Tensor) -> nn.Tensor:
         x = ops.embedding(ids, self.embed)
         inner = ops.gated_mlp(ops.rms_norm(x, self.norm), self.gate, self.up, "silu")
-        return ops.linear_add(inner, self.down, x)
+        return ops.linear_add(inner, self.down, x, role="mlp")
 
     def logits(self, hidden: nn.Tensor) -> nn.Tensor:
-        (result,) = ops.linears(ops.rms_norm(hidden, self.norm), self.embed)
+        (result,) = ops.linears(ops.rms_norm(hidden, self.norm), self.embed, role="head")
         return result
 
 
@@ -74,7 +74,12 @@ def export():
 
 def compile_for(module, target):
     planned = run_pipeline(module, target)
-    executable = tvm.compile(planned, target, relax_pipeline=tvm.transform.Sequential([]))
+    executable = tvm.compile(
+        planned,
+        target,
+        relax_pipeline=tvm.transform.Sequential([]),
+        tir_pipeline=CPU_TIR_PIPELINE,
+    )
     return relax.VirtualMachine(executable, tvm.cpu())
 
 

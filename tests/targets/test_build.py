@@ -16,7 +16,7 @@ from everycast.targets.library import BuiltLibrary
 
 METADATA = {
     "prefill_chunk_size": 512, "max_num_sequence": 64, "page_size": 16, "kv_dtype": "float16",
-    "page_shape": [2, -1, 4, 256],
+    "page_shape": [2, -1, 4, 256], "schedules": {"tuned": 1, "hand": 20, "default": 2},
 }  # fmt: skip
 
 
@@ -70,6 +70,7 @@ def test_a_new_artifact(source: Path, compiler: Compiler) -> None:
     assert (folder / stamp.file).read_bytes() == b"library 1"
     assert stamp.limits.page_bytes == 2 * 4 * 256 * 2
     assert stamp.function_memory_bytes == {"forward": 1000, "logits": 10}
+    assert stamp.schedules == {"tuned": 1, "hand": 20, "default": 2}
     stages = [report[0] for report in reports]
     assert stages[0] == "open" and {"weights", "compile"} < set(stages)
     done, total = [r[1:3] for r in reports if r[0] == "weights"][-1]

@@ -24,10 +24,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch, mcpu: str, features: set[str]) -> N
 @pytest.mark.parametrize(
     ("arch", "platform", "isa", "activations", "needs", "needs_not"),
     [
-        ("x86-64-v3", "linux-x86_64", "avx2", "int16", {"avx2", "fma", "f16c"}, {"avx512f"}),
-        ("x86-64-v4", "linux-x86_64", "avx512", "int16", {"avx512f"}, {"avx512vnni"}),
-        ("znver4", "linux-x86_64", "avx512", "int16", {"avx512f", "avx512vnni"}, set()),
-        ("cortex-a76", "linux-aarch64", "neon", "int16", {"neon", "dotprod"}, {"avx2"}),
+        ("x86-64-v3", "linux-x86_64", "avx2", "mixed", {"avx2", "fma", "f16c"}, {"avx512f"}),
+        ("x86-64-v4", "linux-x86_64", "avx512", "mixed", {"avx512f"}, {"avx512vnni"}),
+        ("znver4", "linux-x86_64", "avx512", "mixed", {"avx512f", "avx512vnni"}, set()),
+        ("cortex-a76", "linux-aarch64", "neon", "mixed", {"neon", "dotprod"}, {"avx2"}),
         ("generic-arm64", "linux-aarch64", "neon", "float32", {"neon"}, {"dotprod"}),
     ],
 )
@@ -63,7 +63,7 @@ def test_features_of_a_cpu_without_a_name_are_used(monkeypatch: pytest.MonkeyPat
     pretend(monkeypatch, "x86-64", set(everything))
     target = make_target(None)
     assert target.required_features == everything
-    assert target.constants == {"isa": "avx512", "activations": "int16"}
+    assert target.constants == {"isa": "avx512", "activations": "mixed"}
 
 
 def test_an_unknown_system_is_taken_at_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

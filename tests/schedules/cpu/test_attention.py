@@ -9,6 +9,10 @@ import tvm
 from everycast.relax_models import paged_attention as oracle
 from everycast.schedules.cpu import attention as kernels
 from everycast.schedules.cpu import norm, rotary
+from everycast.schedules.cpu.attention_keys import BLOCK_PAGES, max_sums
+from everycast.schedules.cpu.attention_state import Heads
+from everycast.schedules.cpu.isa import isa_of
+from everycast.schedules.pipeline import CPU_TIR_PIPELINE
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 AVX512 = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
@@ -18,7 +22,38 @@ PAGE = 16
 def build(func, target=TARGET):
     name = str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "kernel"
     module = tvm.IRModule({name: func.with_attr("global_symbol", name)})
-    return tvm.compile(module, target=target)[name]
+    return tvm.compile(module, target=target, tir_pipeline=CPU_TIR_PIPELINE)[name]
+
+
+class Attention:
+    """The kernels of one layer, compiled."""
+
+    def __init__(self, shape, window, dtype="float16", target=TARGET, scale=None):
+        self.heads, self.isa = Heads(*shape), isa_of(target)
+        self.scale = self.heads.head_dim**-0.5 if scale is None else scale
+        self.window = window
+        constants = dict(page_size=PAGE, kv_dtype=dtype, scale=self.scale, window=window)
+        self.partly = build(kernels.attention(heads=self.heads, isa=self.isa, **constants), target)
+        self.merge = build(kernels.merge_splits(heads=self.heads, window=window), target)
+        self.tile = kernels.query_tile(self.heads, self.isa)
+
+    def __call__(self, case, tiles, rows=slice(None)):
+        """`rows` of the case's output, float32."""
+        tiles = tiles - np.array([0, rows.start or 0, 0], "int32")
+        q, positions = tensor(case.q[rows]), tensor(case.positions[rows])
+        out = tensor(np.full_like(case.q[rows], np.nan))
+        shape = kernels.splits_shape(len(case.tables), self.heads)
+        workspace = tensor(np.full(shape, np.nan, "float32"))
+        tables, pages = tensor(case.tables), tensor(case.pages)
+        self.partly(q, pages, tables, positions, tensor(tiles), 1, out, workspace)
+        self.merge(positions, tensor(tiles), workspace, out)
+        return out.numpy()
+
+    def alone(self, case):
+        """Every row in a call of its own."""
+        return np.concatenate(
+            [self(case, tile[None], slice(tile[1], tile[1] + 1)) for tile in case.tiles(1)]
+        )
 
 
 def tensor(array):
@@ -84,78 +119,65 @@ class Case:
         return out
 
 
-SHAPES = [(9, 3, 64), (4, 1, 256), (14, 2, 64), (4, 4, 8), (8, 2, 80), (2, 1, 128)]
+SHAPES = [(9, 3, 64), (4, 1, 256), (14, 2, 64), (4, 4, 8), (8, 2, 80), (2, 1, 128), (16, 1, 16)]
 LENGTHS = [[(0, 1)], [(0, 37)], [(16, 1), (15, 1), (200, 1)], [(5, 9), (130, 1), (0, 1), (63, 18)]]
+BLOCK = BLOCK_PAGES * PAGE
+# Contexts that end before, at and after the end of a block; more blocks than splits.
+LONG_LENGTHS = [[(n - 1, 1) for n in (BLOCK, BLOCK + 1, 2 * BLOCK + 5, 2100)], [(1011, 40), (2, 1)]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("window", [None, 5, 33])
 def test_attention_matches_numpy(shape, dtype, window):
-    heads, kv_heads, head_dim = shape
-    scale = head_dim**-0.5
-    func = build(
-        kernels.attention(
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            page_size=PAGE,
-            kv_dtype=dtype,
-            scale=scale,
-            window=window,
-        )
-    )
+    attention = Attention(shape, window, dtype)
     for lengths in LENGTHS:
-        case = Case(heads, kv_heads, head_dim, dtype, lengths)
-        out = tensor(np.zeros_like(case.q))
-        tiles = case.tiles(kernels.query_tile(heads, kv_heads))
-        func(
-            tensor(case.q), tensor(case.pages), tensor(case.tables), tensor(case.positions),
-            tensor(tiles), 1, out,
-        )  # fmt: skip
-        np.testing.assert_allclose(out.numpy(), case.expected(scale, window), atol=2e-5, rtol=1e-4)
-
-
-# A tile that straddles the end of a block of keys (128), of a page, of the window; short and full.
-TILED_LENGTHS = [[(0, 40)], [(120, 20)], [(250, 41), (3, 1), (130, 12)], [(131, 13), (159, 35)]]
+        case = Case(*shape, dtype, lengths)
+        expected = case.expected(attention.scale, window)
+        out = attention(case, case.tiles(attention.tile))
+        np.testing.assert_allclose(out, expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("target", [TARGET, AVX512], ids=["avx2", "avx512"])
-@pytest.mark.parametrize("shape", [(9, 3, 64), (4, 4, 8), (3, 1, 80)])
-@pytest.mark.parametrize("window", [None, 5, 33, 128])
+@pytest.mark.parametrize("shape", [(9, 3, 64), (4, 1, 256), (8, 8, 16), (6, 2, 80)])
+@pytest.mark.parametrize("window", [None, 100, 300])
+def test_long_contexts_match_numpy(shape, window, target, needs):
+    needs(target)
+    attention = Attention(shape, window, target=target)
+    for lengths in LONG_LENGTHS:
+        case = Case(*shape, "float16", lengths)
+        expected = case.expected(attention.scale, window)
+        out = attention(case, case.tiles(attention.tile))
+        np.testing.assert_allclose(out, expected, atol=2e-5, rtol=1e-4)
+
+
+# A tile that straddles the end of a block of keys, of a page, of the window; short and full; a
+# context of more blocks than there are splits.
+TILED_LENGTHS = [
+    [(0, 40)], [(120, 20)], [(250, 41), (3, 1), (130, 12)], [(131, 13), (159, 35)], [(2040, 25)]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [TARGET, AVX512], ids=["avx2", "avx512"])
+@pytest.mark.parametrize("shape", [(9, 3, 64), (4, 4, 8), (3, 1, 80), (14, 2, 16)])
+@pytest.mark.parametrize("window", [None, 5, 33, 128, 700])
 def test_a_row_does_not_depend_on_its_tile(shape, window, target, needs):
     """Rows in tiles of every size against the same rows alone, to the last bit."""
     needs(target)
-    heads, kv_heads, head_dim = shape
-    func = build(
-        kernels.attention(
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            page_size=PAGE,
-            kv_dtype="float16",
-            scale=head_dim**-0.5,
-            window=window,
-        ),
-        target,
-    )
-    size = kernels.query_tile(heads, kv_heads)
-    assert size > 1
-
+    attention = Attention(shape, window, target=target)
     for lengths in TILED_LENGTHS:
-        case = Case(heads, kv_heads, head_dim, "float16", lengths)
+        case = Case(*shape, "float16", lengths)
+        alone = attention.alone(case).view("int32")
+        for tiles in (case.tiles(attention.tile), case.tiles(attention.tile, offset=3)):
+            np.testing.assert_array_equal(attention(case, tiles).view("int32"), alone)
 
-        def run(tiles, case=case):
-            out = tensor(np.full_like(case.q, np.nan))
-            func(
-                tensor(case.q), tensor(case.pages), tensor(case.tables), tensor(case.positions),
-                tensor(tiles), 1, out,
-            )  # fmt: skip
-            return out.numpy().view("int32")
 
-        alone = run(case.tiles(1))
-        np.testing.assert_array_equal(run(case.tiles(size)), alone)
-        np.testing.assert_array_equal(run(case.tiles(size, offset=1)), alone)
+@pytest.mark.parametrize("target", [TARGET, AVX512], ids=["avx2", "avx512"])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (1, 1, 8), (32, 1, 64), (8, 8, 128)])
+def test_tiles_are_as_large_as_the_registers_allow(heads, target):
+    heads, isa = Heads(*heads), isa_of(target)
+    rows = kernels.query_tile(heads, isa)
+    assert rows == 2 or rows * heads.group <= max_sums(isa) < (rows + 1) * heads.group
 
 
 def test_plain_attention_matches_numpy():

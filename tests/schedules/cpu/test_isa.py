@@ -1,6 +1,7 @@
 import pytest
 from everycast.schedules.cpu.byte_dots import BYTE_DOTS
 from everycast.schedules.cpu.isa import CpuIsa, isa_of
+from everycast.schedules.cpu.linear_schedule import default_schedule
 from tvm.target import Target
 
 
@@ -31,7 +32,7 @@ def test_instruction_sets(target, name, byte_dot):
 @pytest.mark.parametrize("terms", [0, 1, 2])
 @pytest.mark.parametrize("isa", [CpuIsa("a", 16, 32), CpuIsa("b", 8, 16), CpuIsa("c", 4, 16)])
 def test_tiles_fit_in_the_registers_and_reach_every_count(isa, terms):
-    tiles = isa.token_tiles(terms)
+    tiles = default_schedule(isa, terms, is_quantized=True).tiles
     sums = tiles[0] * max(1, terms) * (16 // isa.lanes)
     assert sums <= (isa.num_registers // 2 if terms else isa.num_registers - 2 * 16 // isa.lanes)
     reachable = {0}

@@ -103,7 +103,7 @@ def test_float_activations(lab, fmt):
 @pytest.mark.parametrize("fmt", INTEGER_FORMATS, ids=str)
 def test_integer_activations(lab, fmt, activations):
     weight = PackedWeight(fmt, 40, 104)
-    terms = num_terms([weight], lab.isa, activations)
+    terms = num_terms([weight], lab.isa, activations, "mlp")
     assert terms == {"int8": 1, "int16": 2}[activations]
     check(lab, [weight], [True], terms=terms, isa=small(lab.isa), tokens=SMALL_TILES)
 
@@ -239,13 +239,13 @@ def test_a_gated_token_does_not_depend_on_its_batch(lab, terms, activation):
 def test_num_terms(lab):
     q4, q6, q3, floats = (PackedWeight(fmt, 16, 80) for fmt in (Q4, Q6, Q3, FLOATS[0]))
     without = replace(lab.isa, byte_dot=None)
-    assert num_terms([q4, q6], lab.isa, "int8") == 1
-    assert num_terms([q4, q6], lab.isa, "int16") == 2
-    assert num_terms([q4], lab.isa, "float32") == 0
-    for activations in ("int8", "int16"):
-        assert num_terms([q4, q3], lab.isa, activations) == 0
-        assert num_terms([floats], lab.isa, activations) == 0
-        assert num_terms([q4], without, activations) == 0
+    terms = {"int8": (1, 1, 1), "mixed": (2, 1, 2), "int16": (2, 2, 2), "float32": (0, 0, 0)}
+    for activations, expected in terms.items():
+        for role, count in zip(("attention", "mlp", "head"), expected, strict=True):
+            assert num_terms([q4, q6], lab.isa, activations, role) == count
+            assert num_terms([q4, q3], lab.isa, activations, role) == 0
+            assert num_terms([floats], lab.isa, activations, role) == 0
+            assert num_terms([q4], without, activations, role) == 0
 
 
 def test_equal_calls_share_a_function(lab):

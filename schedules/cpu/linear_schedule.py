@@ -1,0 +1,64 @@
+"""The parameters of the linear kernels, which `everycast tune` searches by measurement.
+
+None of them changes the order in which the products of a row and a token are summed: a tuned
+kernel gives the same bits as any other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from .isa import CpuIsa
+
+Bucket = Literal["one", "few", "many"]
+"""Tiles of a single token (decoding), the largest ones (prefill), and what is between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSchedule:
+    """How the linear kernels of a call work. ValueError for values that no kernel can have."""
+
+    tile_tokens: int
+    """Tokens of the largest tile; the others are the powers of two below it."""
+    chunk_bytes: int = 512 * 1024
+    """Activations that stay in the cache while the weights pass by."""
+    prefetch_one: int = 0
+    """How many bytes ahead weights are prefetched, in tiles of a single token; 0: not at all."""
+    prefetch_few: int = 8192
+    prefetch_many: int = 8192
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name.startswith("prefetch_") else 1
+            if type(value) is not int or not least <= value < 1 << 31:
+                raise ValueError(f"{field.name} of a linear schedule cannot be {value!r}")
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        """Sizes of tiles, largest first."""
+        powers = (1 << i for i in reversed(range(self.tile_tokens.bit_length())))
+        return (self.tile_tokens, *(size for size in powers if size < self.tile_tokens))
+
+    def prefetch_bytes(self, tokens: int) -> int:
+        """For a tile of this many tokens."""
+        if tokens == 1:
+            return self.prefetch_one
+        return self.prefetch_many if tokens == self.tile_tokens else self.prefetch_few
+
+    def with_parameters(self, parameters: Mapping[str, Any]) -> "LinearSchedule":
+        """The same with other values of some fields; ValueError for unknown ones or values."""
+        unknown = parameters.keys() - {field.name for field in fields(self)}
+        if unknown:
+            raise ValueError(f"a linear schedule has no {', '.join(sorted(unknown))}")
+        return replace(self, **parameters)
+
+
+def default_schedule(isa: CpuIsa, terms: int, *, is_quantized: bool) -> LinearSchedule:
+    """What serves most machines; `terms` as in `CpuIsa.largest_tile`.
+
+    In full tiles of float weights, prefetches between the multiply-adds cost a third of the speed.
+    """
+    return LinearSchedule(
+        tile_tokens=isa.largest_tile(terms), prefetch_many=8192 if is_quantized else 0
+    )

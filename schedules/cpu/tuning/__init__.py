@@ -1,0 +1,1 @@
+"""Search of the linear kernels' parameters by measurement (docs/tuning.md)."""

@@ -1,0 +1,146 @@
+"""Compiles kernels and times them, on this machine or another one."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from ...pipeline import CPU_TIR_PIPELINE
+from ..activation import activation_buffers
+from ..isa import CpuIsa
+from ..linear_operator import LinearOperator
+from ..linear_schedule import LinearSchedule
+from .search import Comparison
+
+_FLUSH_BYTES = 128 << 20
+"""Written before each call of a few tokens: a model's weights come from memory, not the cache."""
+_FEW_TOKENS = 16
+_LEAST_ROUND_MS = 2
+_LARGEST_BYTE = 60
+"""Of random weights: any two or four such bytes are a float16, bfloat16 or float32 up to 1."""
+
+
+@dataclass(slots=True)
+class Lab:
+    """Where kernels are compiled for and run. `session` is TVM's RPC session of another machine."""
+
+    target: tvm.target.Target
+    isa: CpuIsa
+    export: Callable[[Any, Path], None]
+    """Writes a compiled executable as a shared library."""
+    session: Any = None
+    device: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.device = tvm.cpu() if self.session is None else self.session.cpu()
+
+    def tensor(self, array: np.ndarray) -> Any:
+        return tvm.runtime.tensor(array, self.device)
+
+    def load(self, func: tvm.tirx.PrimFunc) -> Any:
+        """The function compiled, as a module on the machine that measures."""
+        with tvm.transform.PassContext(opt_level=3):
+            built = tvm.compile(func, target=self.target, tir_pipeline=CPU_TIR_PIPELINE)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{func.attrs['global_symbol']}.so"
+            self.export(built, path)
+            if self.session is None:
+                return tvm.runtime.load_module(str(path))
+            self.session.upload(bytearray(path.read_bytes()), path.name)
+            return self.session.load_module(path.name)
+
+
+@dataclass(slots=True)
+class Kernel:
+    """An operator under some schedule, ready to run."""
+
+    module: Any
+    name: str
+
+
+class OperatorBench:
+    """An operator with random weights; its kernels' results and times.
+
+    `num_tokens` is the batch that is timed. Every kernel must give the default schedule's bits
+    (which tests hold against NumPy), for this batch and an odd one.
+    """
+
+    def __init__(self, lab: Lab, operator: LinearOperator, num_tokens: int) -> None:
+        self.lab, self.operator, self.num_tokens = lab, operator, num_tokens
+        rng = np.random.default_rng(0)
+        weights: list[Any] = []
+        for weight, has_bias in zip(operator.weights, operator.biases, strict=True):
+            packed = rng.integers(0, _LARGEST_BYTE, weight.num_bytes, dtype=np.uint8)
+            weights.append(lab.tensor(packed))
+            if has_bias:
+                weights.append(lab.tensor(rng.standard_normal(weight.n, dtype=np.float32)))
+        batches = dict.fromkeys((num_tokens, num_tokens + num_tokens // 2 + 2))
+        self._calls = [self._arguments(m, weights, rng) for m in batches]
+        self.default = self.kernel(operator.default_schedule(lab.isa))
+        self._expected = self._results(self.default)
+
+    def kernel(self, schedule: LinearSchedule) -> Kernel:
+        func = self.operator.kernel(self.lab.isa, schedule)
+        return Kernel(self.lab.load(func), str(func.attrs["global_symbol"]))
+
+    def is_right(self, kernel: Kernel) -> bool:
+        """Whether its results are the default's, to the last bit."""
+        pairs = zip(self._results(kernel), self._expected, strict=True)
+        return all(np.array_equal(a.view(np.int32), b.view(np.int32)) for a, b in pairs)
+
+    def compare(self, before: Kernel, after: Kernel, rounds: int) -> Comparison:
+        """Both in turn, the one or the other first."""
+        times: tuple[list[float], list[float]] = ([], [])
+        timers = [self._timer(kernel) for kernel in (before, after)]
+        arguments, _ = self._calls[0]
+        for number in range(rounds):
+            for which in (number % 2, 1 - number % 2):
+                times[which].append(float(timers[which](*arguments).median))
+        return Comparison(tuple(times[0]), tuple(times[1]))
+
+    def _timer(self, kernel: Kernel) -> Any:
+        """Few tokens wait for the weights: each call finds the caches cold. Many compute."""
+        is_few = self.num_tokens <= _FEW_TOKENS
+        options = (
+            {"number": 1, "repeat": 3, "cache_flush_bytes": _FLUSH_BYTES}
+            if is_few
+            else {"number": 1, "repeat": 1, "min_repeat_ms": _LEAST_ROUND_MS}
+        )
+        return kernel.module.time_evaluator(kernel.name, self.lab.device, **options)
+
+    def _arguments(
+        self, m: int, weights: Sequence[Any], rng: np.random.Generator
+    ) -> tuple[list[Any], list[Any]]:
+        """(what a kernel takes for m tokens, the outputs among it)."""
+        operator, tensor = self.operator, self.lab.tensor
+        k = operator.weights[0].k
+        arguments: list[Any] = []
+        if operator.terms:
+            for shape, dtype in activation_buffers(k, m, operator.terms):
+                if dtype == "int32":  # four int8 from -127 on
+                    values = rng.integers(-127, 128, (*shape, 4), dtype=np.int8).view(np.int32)
+                    arguments.append(tensor(values.reshape(shape)))
+                else:
+                    arguments.append(tensor(rng.standard_normal(shape, dtype=np.float32)))
+        else:
+            arguments.append(tensor(rng.standard_normal((m, k), dtype=np.float32)))
+        arguments += weights
+        if operator.residual:
+            shape = (m, operator.weights[0].n)
+            arguments.append(tensor(rng.standard_normal(shape, dtype=np.float32)))
+        written = operator.weights if operator.activation is None else operator.weights[:1]
+        outputs = [tensor(np.full((m, weight.n), np.nan, np.float32)) for weight in written]
+        return [*arguments, *outputs], outputs
+
+    def _results(self, kernel: Kernel) -> list[np.ndarray]:
+        results = []
+        for arguments, outputs in self._calls:
+            for output in outputs:
+                output.copyfrom(np.full(output.shape, np.nan, np.float32))
+            kernel.module[kernel.name](*arguments)
+            results += [output.numpy() for output in outputs]
+        return results

@@ -1,0 +1,100 @@
+"""From a checkpoint to records, with a search that measures nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from everycast.artifact.errors import CompileError, EverycastError, RequestError
+from everycast.artifact.manifest import read_manifest
+from everycast.schedules.cpu.linear_schedule import Bucket
+from everycast.schedules.cpu.tuning.records import Record, read_records
+from everycast.schedules.cpu.tuning.session import Task, TuneEvent
+from everycast.targets import tuning
+from everycast.targets.build import BuildRequest, compile_model
+from everycast.targets.tuning import TuneRequest, Tuning
+
+RECORD = Record({"prefetch_one": 2048}, 3, 10.0, 9.0)
+
+
+@pytest.fixture
+def request_(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneRequest:
+    monkeypatch.setenv("EVERYCAST_CACHE", str(tmp_path / "cache"))
+    return TuneRequest(str(tiny_checkpoint), "cpu", "q4f16_1", "auto", None, 3, None)
+
+
+def prepare(request: TuneRequest) -> Tuning:
+    return Tuning(request, lambda done, total: None)
+
+
+def fake_search(stop_after: int | None = None) -> Callable[..., None]:
+    """Finds RECORD for one token of every operator; Ctrl-C after some."""
+
+    def tune(
+        operators: Any, lab: Any, known: Any, *, trials: int, is_over: Any, keep: Any, report: Any
+    ) -> None:
+        bucket: Bucket = "one"
+        for number, operator in enumerate(operators):
+            if number == stop_after:
+                raise KeyboardInterrupt
+            task = Task(operator, bucket, 1)
+            if known.find(operator, bucket) is not None:
+                report(TuneEvent("skip", task, 3, trials))
+                continue
+            keep(task, RECORD)
+            report(TuneEvent("done", task, 3, trials, 10 / 9))
+
+    return tune
+
+
+def test_stopped_and_resumed(request_: TuneRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "tune", fake_search(stop_after=2))
+    first = prepare(request_)
+    with pytest.raises(KeyboardInterrupt):
+        first.run(lambda event: None)
+    assert len(read_records(first.file, first.cpu).operators) == 2
+    monkeypatch.setattr(tuning, "tune", fake_search())
+    events: list[TuneEvent] = []
+    second = prepare(request_)
+    result = second.run(events.append)
+    assert result.num_skipped == 2
+    assert len(result.new) == len(second.operators) - 2 == len(events) - 2
+    stored = read_records(result.file, second.cpu).operators
+    assert set(stored) == {operator.name for operator in second.operators}
+
+
+def test_compile_applies_the_records_and_counts(
+    request_: TuneRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def schedules() -> dict[str, int]:
+        asked = BuildRequest(request_.model, "cpu", "q4f16_1", tmp_path / "dist")
+        return read_manifest(compile_model(asked, lambda *_: None)).libraries["cpu"].schedules
+
+    before = schedules()
+    assert before["tuned"] == 0 and before["hand"] > 10
+    monkeypatch.setattr(tuning, "tune", fake_search())
+    chosen = prepare(replace(request_, operator="gated_mlp"))
+    assert len(chosen.operators) == 1
+    chosen.run(lambda event: None)
+    after = schedules()
+    assert after["tuned"] == 2  # one for each layer
+    assert after["tuned"] + after["hand"] == before["hand"]
+    assert after["default"] == before["default"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"operator": "nothing"}, RequestError, r"'nothing'; the model has .*linears"),
+        ({"target": "cpu:cortex-a76"}, CompileError, "does not run on this machine.*--rpc"),
+        ({"rpc": "somewhere"}, RequestError, "HOST:PORT"),
+        ({"device_key": "board"}, RequestError, "--rpc HOST:PORT"),
+        ({"rpc": "127.0.0.1:1", "device_key": "board"}, CompileError, "no RPC tracker answers"),
+    ],
+)
+def test_what_cannot_be_tuned(
+    request_: TuneRequest, change: dict[str, Any], error: type[EverycastError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        prepare(replace(request_, **change))
