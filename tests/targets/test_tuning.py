@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from everycast.artifact.errors import CompileError, EverycastError, RequestError
-from everycast.artifact.manifest import read_manifest
 from everycast.schedules.cpu.linear_schedule import Bucket
 from everycast.schedules.cpu.tuning.records import Record, read_records
 from everycast.schedules.cpu.tuning.session import Task, TuneEvent
 from everycast.targets import tuning
-from everycast.targets.build import BuildRequest, compile_model
+from everycast.targets.build import BuildRequest, open_source
+from everycast.targets.library import export_graph
+from everycast.targets.target import find_target
 from everycast.targets.tuning import TuneRequest, Tuning
 
 RECORD = Record({"prefetch_one": 2048}, 3, 10.0, 9.0)
@@ -64,12 +65,15 @@ def test_stopped_and_resumed(request_: TuneRequest, monkeypatch: pytest.MonkeyPa
     assert set(stored) == {operator.name for operator in second.operators}
 
 
-def test_compile_applies_the_records_and_counts(
-    request_: TuneRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_lowering_applies_the_records_and_counts(
+    request_: TuneRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = BuildRequest(request_.model, "cpu", "q4f16_1", Path())
+    source = open_source(asked, lambda *_: None)
+    graph = export_graph(source.config, source.plan.formats, "float16")
+
     def schedules() -> dict[str, int]:
-        asked = BuildRequest(request_.model, "cpu", "q4f16_1", tmp_path / "dist")
-        return read_manifest(compile_model(asked, lambda *_: None)).libraries["cpu"].schedules
+        return find_target("cpu").lower(*graph).schedules
 
     before = schedules()
     assert before["tuned"] == 0 and before["hand"] > 10

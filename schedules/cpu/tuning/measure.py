@@ -38,6 +38,13 @@ class Lab:
     def __post_init__(self) -> None:
         self.device = tvm.cpu() if self.session is None else self.session.cpu()
 
+    def use_one_thread(self) -> None:
+        """For all kernels of the process that measures. In a model the threads of a region are
+        awake; here waking them would take longer than many a call, and hide what is measured."""
+        name, all_cores = "runtime.config_threadpool", 1
+        find = tvm.get_global_func if self.session is None else self.session.get_function
+        find(name)(all_cores, 1)
+
     def tensor(self, array: np.ndarray) -> Any:
         return tvm.runtime.tensor(array, self.device)
 

@@ -60,6 +60,7 @@ def tune(
     `known` are records to start from; those with enough trials are skipped. `keep` gets each new
     record as soon as it is there. After `is_over` the running task is ended with what it has.
     """
+    lab.use_one_thread()
     for operator in operators:
         for bucket in SPACES:
             tasks = {task.bucket: task for task in tasks_of(operator, lab.isa, known)}

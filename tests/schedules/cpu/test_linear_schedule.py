@@ -1,5 +1,7 @@
 """Any parameters give the same kernel up to speed: the same bits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from everycast.artifact.tensor_format import TensorFormat
@@ -13,8 +15,7 @@ from hypothesis import strategies as st
 Q4 = TensorFormat("float16", 4, 32, None)
 SCHEDULES = [
     {"tile_tokens": 3, "prefetch_one": 1024, "prefetch_few": 0},
-    {"tile_tokens": 12, "chunk_bytes": 4096, "prefetch_many": 0},
-    {"tile_tokens": 16, "chunk_bytes": 1, "prefetch_many": 1 << 20},
+    {"tile_tokens": 6, "chunk_bytes": 1, "prefetch_many": 1 << 20},
 ]
 
 
@@ -48,11 +49,13 @@ def run(lab, op, kernel, m):
 )
 def test_no_parameter_changes_a_bit(lab, op):
     batches = (1, 2, 5, 37)
-    default = lab.build(op.kernel(lab.isa))
+    # Small default tiles: less code to compile.
+    isa = replace(lab.isa, num_registers=4 * 16 // lab.isa.lanes)
+    default = lab.build(op.kernel(isa))
     expected = [run(lab, op, default, m) for m in batches]
     for parameters in SCHEDULES:
-        schedule = op.default_schedule(lab.isa).with_parameters(parameters)
-        kernel = lab.build(op.kernel(lab.isa, schedule))
+        schedule = op.default_schedule(isa).with_parameters(parameters)
+        kernel = lab.build(op.kernel(isa, schedule))
         for m, bits in zip(batches, expected, strict=True):
             np.testing.assert_array_equal(run(lab, op, kernel, m), bits)
 

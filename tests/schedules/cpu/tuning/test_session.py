@@ -50,6 +50,7 @@ def rounds(monkeypatch):
 
         return Comparison((1.0,) * rounds, (cost(after) / cost(before),) * rounds)
 
+    monkeypatch.setattr(Lab, "use_one_thread", lambda self: None)
     monkeypatch.setattr(OperatorBench, "kernel", kernel)
     monkeypatch.setattr(OperatorBench, "compare", compare)
     monkeypatch.setattr(OperatorBench, "_results", lambda self, kernel: [])
@@ -166,7 +167,9 @@ def test_through_an_rpc_tracker(lab):
     )
     try:
         session = rpc.connect_tracker(*address).request("board", session_timeout=60)
-        check_bench(make_lab(lab, session))
+        remote = make_lab(lab, session)
+        remote.use_one_thread()
+        check_bench(remote)
     finally:
         server.terminate()
         tracker.terminate()
