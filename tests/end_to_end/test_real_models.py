@@ -92,7 +92,7 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def test_perplexity(model: Model, botchan: str, tmp_path: Path, build: Callable[..., Path]) -> None:
-    folder = build(model.gguf, output=tmp_path)
+    folder = build(model.gguf, output=tmp_path, activations="int16")
     config = {"context_window_size": NUM_TOKENS}
     with MLCEngine(folder, mode="interactive", engine_config=config) as engine:
         result = measure_perplexity(engine, botchan, NUM_TOKENS)

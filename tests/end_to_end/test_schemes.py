@@ -54,23 +54,26 @@ def test_a_scheme(
     scheme: str, small: Path, tmp_path: Path, reference: ModuleType, build: Callable[..., Path],
     compiled: Callable[[Path], Any],
 ) -> None:  # fmt: skip
-    folder = build(small, quantization=scheme, output=tmp_path)
+    folder = build(small, quantization=scheme, output=tmp_path, activations="int16")
     check(folder, small, scheme, reference, compiled)
 
 
 def test_the_default_scheme(
     built: Any, tiny: Path, reference: ModuleType, compiled: Callable[[Path], Any]
 ) -> None:
-    check(built.folder, tiny, DEFAULT_SCHEME, reference, compiled)
+    # As it is built by default: int8 in the MLP.
+    check(built.folder, tiny, DEFAULT_SCHEME, reference, compiled, limit=5e-2)
 
 
 def check(
-    folder: Path, source: Path, scheme: str, reference: ModuleType, compiled: Callable[[Path], Any]
-) -> None:
+    folder: Path, source: Path, scheme: str, reference: ModuleType,
+    compiled: Callable[[Path], Any], limit: float | None = None,
+) -> None:  # fmt: skip
     config = registry.load_config(HuggingFaceCheckpoint(source))
     expected = reference.reference_logits(config, stored_weights(folder, scheme, config), IDS)
     logits = compiled(folder).logits(IDS)
-    assert np.abs(logits - expected).max() < tolerance(scheme) * np.abs(expected).max()
+    limit = tolerance(scheme) if limit is None else limit
+    assert np.abs(logits - expected).max() < limit * np.abs(expected).max()
 
 
 @pytest.fixture(scope="module")

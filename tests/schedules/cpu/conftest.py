@@ -13,6 +13,7 @@ from everycast.quant_schemes.group import dequantize
 from everycast.schedules.cpu.activation import activation_buffers, quantize_activations
 from everycast.schedules.cpu.isa import CpuIsa, isa_of
 from everycast.schedules.cpu.pack_weights import pack_func
+from everycast.schedules.pipeline import CPU_TIR_PIPELINE
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_cpu_features, llvm_get_system_cpu
 
@@ -40,7 +41,9 @@ def tensor(array):
 
 @functools.cache
 def build(func, target):
-    return tvm.compile(func, target=target)[func.attrs["global_symbol"]]
+    return tvm.compile(func, target=target, tir_pipeline=CPU_TIR_PIPELINE)[
+        func.attrs["global_symbol"]
+    ]
 
 
 def random_parts(fmt: TensorFormat, n: int, k: int, rng):

@@ -1,5 +1,6 @@
 """Paged attention, RoPE with append, and norms against plain NumPy, over odd shapes."""
 
+import functools
 import itertools
 import math
 
@@ -19,6 +20,7 @@ AVX512 = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
 PAGE = 16
 
 
+@functools.cache
 def build(func, target=TARGET):
     name = str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "kernel"
     module = tvm.IRModule({name: func.with_attr("global_symbol", name)})
@@ -128,7 +130,7 @@ LONG_LENGTHS = [[(n - 1, 1) for n in (BLOCK, BLOCK + 1, 2 * BLOCK + 5, 2100)], [
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("window", [None, 5, 33])
+@pytest.mark.parametrize("window", [None, 33])
 def test_attention_matches_numpy(shape, dtype, window):
     attention = Attention(shape, window, dtype)
     for lengths in LENGTHS:
@@ -140,7 +142,7 @@ def test_attention_matches_numpy(shape, dtype, window):
 
 @pytest.mark.parametrize("target", [TARGET, AVX512], ids=["avx2", "avx512"])
 @pytest.mark.parametrize("shape", [(9, 3, 64), (4, 1, 256), (8, 8, 16), (6, 2, 80)])
-@pytest.mark.parametrize("window", [None, 100, 300])
+@pytest.mark.parametrize("window", [None, 300])
 def test_long_contexts_match_numpy(shape, window, target, needs):
     needs(target)
     attention = Attention(shape, window, target=target)
@@ -160,7 +162,7 @@ TILED_LENGTHS = [
 
 @pytest.mark.parametrize("target", [TARGET, AVX512], ids=["avx2", "avx512"])
 @pytest.mark.parametrize("shape", [(9, 3, 64), (4, 4, 8), (3, 1, 80), (14, 2, 16)])
-@pytest.mark.parametrize("window", [None, 5, 33, 128, 700])
+@pytest.mark.parametrize("window", [None, 33, 700])
 def test_a_row_does_not_depend_on_its_tile(shape, window, target, needs):
     """Rows in tiles of every size against the same rows alone, to the last bit."""
     needs(target)

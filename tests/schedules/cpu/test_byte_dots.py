@@ -11,6 +11,7 @@ from everycast.schedules.cpu.kernel import body, kernel
 from everycast.schedules.cpu.linear import linears
 from everycast.schedules.cpu.packing import PackedWeight
 from everycast.schedules.cpu.vectors import ramp
+from everycast.schedules.pipeline import CPU_TIR_PIPELINE
 from tvm.target import Target
 from tvm.tirx.script import builder as B
 
@@ -68,7 +69,8 @@ def test_same_bits_as_avx512_vnni(lab, needs, fmt, terms):
     for isa, target in ((lab.isa, lab.target), (isa_of(vnni), vnni)):
         y = lab.tensor(np.full((7, weight.n), np.nan, "float32"))
         func = linears([weight], [False], isa=isa, terms=terms)
-        tvm.compile(func, target=target)[func.attrs["global_symbol"]](*x_arguments, packed, y)
+        built = tvm.compile(func, target=target, tir_pipeline=CPU_TIR_PIPELINE)
+        built[func.attrs["global_symbol"]](*x_arguments, packed, y)
         results.append(y.numpy().view(np.int32))
     np.testing.assert_array_equal(*results)
 
