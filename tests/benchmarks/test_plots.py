@@ -10,8 +10,6 @@ from everycast.benchmarks.rows import Row, Subject, rows_of
 from everycast.benchmarks.samples import OURS, Samples
 from everycast.benchmarks.works import GROUPS, parse_work
 
-pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
-
 COST = ModelCost(10**8, 2e4, 10**8, 3 * 10**7)
 MACHINES = {threads: Machine(3e10 * threads, 4.7e11 * threads) for threads in (1, 2)}
 
