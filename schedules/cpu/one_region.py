@@ -27,13 +27,13 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
+from ...artifact.dtypes import numpy_dtype
 from ...artifact.packed_layout import packed_offsets
 from ..passes.lower_operators import LoweredModel
 from .kernel import Subroutine, body, kernel, subroutine
 from .shared_loop import LINE_BYTES, MAX_THREADS, emit_wait, llvm_source
 
 _ALIGNMENT = 64
-_DTYPE_BYTES = {"float32": 4, "float16": 2, "int32": 4, "uint8": 1, "bfloat16": 2}
 
 
 @dataclass(eq=False, slots=True)
@@ -57,7 +57,7 @@ class Value:
     def unit(self) -> tuple[Any, int]:
         """The symbolic size that its bytes are a multiple of (None: they are a constant), and the
         bytes for one, rounded up so that places stay aligned."""
-        size, count = None, _DTYPE_BYTES[self.dtype]
+        size, count = None, numpy_dtype(self.dtype).itemsize
         for extent in self.shape:
             if isinstance(extent, tirx.IntImm):
                 count *= int(extent)
