@@ -48,7 +48,9 @@ class StepCost:
 
 
 def step_cost(work: Work, model: ModelCost) -> StepCost | None:
-    """None for a work that is no such pass."""
+    """None for a work that is no such pass, or does not have the machine for itself."""
+    if work.is_beside_others:
+        return None
     per_token = 2 * model.num_block_parameters
     if work.kind in ("decode", "batch"):
         context = work.prompt_tokens + work.timed_tokens / 2

@@ -1,9 +1,10 @@
 """Rounds: each work on each engine in turn, while the others sleep."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Protocol
 
+from .busy_cpus import busy_cpus
 from .samples import OURS, Samples
 from .workers import BenchError, Worker, WorkerError
 from .works import Work
@@ -67,7 +68,8 @@ def run_rounds(
                 if (work.name, name) in missing:
                     continue
                 try:
-                    figure, details = engines[name].figure(work)
+                    with busy_cpus() if work.is_beside_others else nullcontext():
+                        figure, details = engines[name].figure(work)
                 except BenchError as error:
                     if name == OURS:
                         raise

@@ -28,8 +28,8 @@ GROUPS = {
 }
 """Several works by one name."""
 EXAMPLES = (
-    "decode, decode_4096, prefill_128, batch_8, serve_16, serve_rate_4, memory, start (any number "
-    f"in place of these), or the groups {', '.join(GROUPS)}"
+    "decode, decode_busy, decode_4096, prefill_128, batch_8, serve_16, serve_rate_4, memory, start "
+    f"(any number in place of these), or the groups {', '.join(GROUPS)}"
 )
 
 
@@ -39,6 +39,7 @@ class Work:
 
     timed_tokens 0: the time of the prompt itself counts, up to its first token. `serve`: streams
     are clients of a server, or with a `rate` the requests that arrive at so many a second.
+    `is_beside_others`: every CPU has another program to run meanwhile.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Work:
     prompt_tokens: int = SHORT_PROMPT
     timed_tokens: int = 0
     rate: int | None = None
+    is_beside_others: bool = False
 
     @property
     def context(self) -> int:
@@ -56,6 +58,7 @@ class Work:
 
 _FIXED = {
     "decode": Work("decode", "decode", timed_tokens=128),
+    "decode_busy": Work("decode_busy", "decode", timed_tokens=128, is_beside_others=True),
     "memory": Work("memory", "memory", prompt_tokens=128, timed_tokens=64),
     "start": Work("start", "start"),
 }

@@ -1,5 +1,7 @@
 """Rounds over scripted engines: order, what is left out, and what is never left out."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -115,3 +117,28 @@ def test_a_fresh_command_is_timed_to_its_first_byte() -> None:
     assert FreshCommand("us", command, {"X": "1"}).figure(parse_work("start"))[0] > 0
     with pytest.raises(BenchError, match=r"us wrote no token: .*KeyError"):
         FreshCommand("us", command, {}).figure(parse_work("start"))
+
+
+def test_only_a_work_beside_others_has_others_and_they_end_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running: list[bool] = []
+
+    class Looking:
+        def figure(self, work: Work) -> tuple[float, dict[str, float]]:
+            running.extend(process.poll() is None for process in started)
+            return 1.0, {}
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str]) -> None:
+            super().__init__(command)
+            started.append(self)
+
+    monkeypatch.setattr("everycast.benchmarks.busy_cpus.subprocess.Popen", Popen)
+    run_rounds({OURS: Looking()}, [DECODE], 1, Samples(), lambda text: None)
+    assert not started
+    run_rounds({OURS: Looking()}, [parse_work("decode_busy")], 1, Samples(), lambda text: None)
+    assert running == [True] * len(os.sched_getaffinity(0))
+    assert all(process.poll() is not None for process in started)

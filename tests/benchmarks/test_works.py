@@ -15,6 +15,7 @@ from everycast.benchmarks.works import (
     ("name", "work"),
     [
         ("decode", Work("decode", "decode", 1, 16, 128)),
+        ("decode_busy", Work("decode_busy", "decode", 1, 16, 128, is_beside_others=True)),
         ("decode_4096", Work("decode_4096", "decode", 1, 4096, 32)),
         ("prefill_512", Work("prefill_512", "prefill", 1, 512, 0)),
         ("batch_8", Work("batch_8", "batch", 8, 16, 64)),
