@@ -27,10 +27,16 @@ from tvm.target.codegen import llvm_get_system_cpu
 from tvm.tirx.script import builder as B
 
 from ..artifact.tensor_format import TensorFormat
-from ..schedules.cpu.activation import activation_buffers, quantize_activations
-from ..schedules.cpu.isa import isa_of
+from ..schedules.cpu.dot_bf16 import LLVM_SOURCE
+from ..schedules.cpu.isa import CpuIsa, isa_of
 from ..schedules.cpu.kernel import body, kernel
-from ..schedules.cpu.linear import Activations, linears, num_terms
+from ..schedules.cpu.linear import (
+    Activations,
+    activation_specs,
+    activation_terms,
+    linears,
+    num_terms,
+)
 from ..schedules.cpu.packing import PackedWeight
 from ..schedules.cpu.vectors import LANES, constant, ramp, splat
 
@@ -75,13 +81,13 @@ def read_func(num_bytes: int) -> tirx.PrimFunc:
     return ib.get()
 
 
-def peak_func(int8: bool) -> tirx.PrimFunc:
+def peak_func(kind: str) -> tirx.PrimFunc:
     """Independent chains of the instruction that the kernels multiply with."""
-    dtype = "int32" if int8 else "float32"
-    with kernel(f"peak_{dtype}") as (k, ib):
+    dtype = "int32" if kind == "int8" else "float32"
+    with kernel(f"peak_{kind}") as (k, ib):
         data = k.buffer("data", (LANES,), dtype)
         out = k.buffer("out", (PEAK_CHAINS * LANES,), dtype)
-        with body():
+        with body(), B.attr(T.int32(0), "pragma_import_llvm", LLVM_SOURCE):
             acc = B.alloc_buffer((PEAK_CHAINS * LANES,), dtype, scope="local")
             factor = B.Bind(data[ramp(0)])
             for i in range(PEAK_CHAINS):
@@ -89,15 +95,18 @@ def peak_func(int8: bool) -> tirx.PrimFunc:
             with B.serial(T.int64(PEAK_STEPS)):
                 for i in range(PEAK_CHAINS):
                     at = ramp(i * LANES)
-                    B.buffer_store(acc, _multiply_add(acc[at], factor, int8), [at])
+                    B.buffer_store(acc, _multiply_add(acc[at], factor, kind), [at])
             for i in range(PEAK_CHAINS):
                 B.buffer_store(out, acc[ramp(i * LANES)], [ramp(i * LANES)])
     return ib.get()
 
 
-def _multiply_add(acc: Any, factor: Any, int8: bool) -> Any:
-    if not int8:
+def _multiply_add(acc: Any, factor: Any, kind: str) -> Any:
+    if kind == "float32":
         return acc * factor + factor
+    if kind == "bfloat16":
+        pairs = T.reinterpret("int32x16", factor)
+        return T.call_extern("float32x16", "everycast_dot_bf16", acc, pairs, pairs)
     operands = (T.reinterpret("uint8x64", factor), T.reinterpret("int8x64", factor))
     return T.call_llvm_pure_intrin("int32x16", "llvm.x86.avx512.vpdpbusd.512", acc, *operands)
 
@@ -123,18 +132,23 @@ def best_seconds(run: Callable[[], object], seconds: float) -> float:
     return best
 
 
-def limits(target: Target, has_int8: bool, seconds: float) -> Iterator[str]:
+def limits(target: Target, isa: CpuIsa, seconds: float) -> Iterator[str]:
     data = tvm_ffi.from_dlpack(huge_pages(STREAM_BYTES).view(np.float32))
     out = tvm.runtime.tensor(np.zeros(4 * LANES, "float32"))
     read = build(read_func(STREAM_BYTES), target)
     yield f"reads {STREAM_BYTES / best_seconds(lambda: read(data, out), seconds) / 1e9:.1f} GB/s"
-    for int8 in [False, True] if has_int8 else [False]:
-        dtype, per_lane = ("int32", 8) if int8 else ("float32", 2)
-        peak = build(peak_func(int8), target)
+    per_lane = {"float32": 2}
+    if isa.has_bf16_dot:
+        per_lane["bfloat16"] = 4
+    if isa.byte_dot == "avx512vnni":
+        per_lane["int8"] = 8
+    for kind, operations in per_lane.items():
+        dtype = "int32" if kind == "int8" else "float32"
+        peak = build(peak_func(kind), target)
         zeros = [tvm.runtime.tensor(np.zeros(n * LANES, dtype)) for n in (1, PEAK_CHAINS)]
-        rate = PEAK_STEPS * PEAK_CHAINS * LANES * per_lane / 1e9
+        rate = PEAK_STEPS * PEAK_CHAINS * LANES * operations / 1e9
         took = best_seconds(functools.partial(peak, *zeros), seconds)
-        yield f"{'int8' if int8 else 'float32'} {rate / took:.0f} GOP/s"
+        yield f"{kind} {rate / took:.0f} GOP/s"
 
 
 def measure(
@@ -156,9 +170,9 @@ def measure(
         y = tvm.runtime.tensor(np.zeros((m, weight.n), "float32"))
         inputs = [x]
         if terms:
-            specs = activation_buffers(weight.k, m, terms)
+            specs = activation_specs([weight], m, terms)
             inputs = [tvm.runtime.empty(shape, dtype) for shape, dtype in specs]
-            build(quantize_activations(weight.k, terms), target)(x, *inputs)
+            build(activation_terms([weight], terms), target)(x, *inputs)
         used = packed if m <= 8 else packed[:1]
 
         def round_(inputs: list[Any] = inputs, y: Any = y, used: list[Any] = used) -> None:
@@ -184,7 +198,7 @@ def main() -> None:
     target = Target({"kind": "llvm", "mcpu": options.mcpu})
     isa = isa_of(target)
     print(f"{platform.machine()} {options.mcpu} ({isa.name}), TVM {tvm.__version__}")
-    print("limits:", ", ".join(limits(target, isa.byte_dot == "avx512vnni", options.seconds)))
+    print("limits:", ", ".join(limits(target, isa, options.seconds)))
     print(f"{options.n} x {options.k}, GB/s and GOP/s for tokens: {options.tokens}")
     for name in options.formats:
         weight = PackedWeight(FORMATS[name], options.n, options.k)
