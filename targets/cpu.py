@@ -37,10 +37,11 @@ ACTIVATIONS = ("auto", "int8", "mixed", "int16", "float32")
 def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget:
     """`arch` is an LLVM CPU name (`znver4`, `x86-64-v3`, `cortex-a76`); None is this machine.
 
-    `activations` is how the inputs of quantized linear layers are rounded: int8 (fastest prefill),
-    int16 (two int8 terms: decodes as fast, as exact as floats), mixed (int8 in the MLP, int16 in
-    attention and head) or float32; auto takes mixed where the instruction set has integer dot
-    products.
+    `activations` is how the inputs of linear layers are rounded: int8 (fastest prefill), int16 (two
+    int8 terms: decodes as fast, as exact as floats), mixed (int8 in the MLP, int16 in attention and
+    head) or float32; auto takes mixed where the instruction set has integer dot products. Layers
+    with weights of bfloat16 take one term of bfloat16, two for int16, where the instruction set has
+    dot products of those; layers with other float weights take float32.
 
     Raises CompileError for an unknown name, a CPU without the vector instructions that the kernels
     need, or a machine without a linker.

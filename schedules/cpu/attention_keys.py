@@ -16,7 +16,7 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .attention_state import LOWEST_MAXIMUM, Heads, State, fma
+from .attention_state import LOWEST_MAXIMUM, Heads, State
 from .control import for_tiles
 from .isa import CpuIsa
 from .vectors import (
@@ -24,6 +24,7 @@ from .vectors import (
     constant,
     dtype_of,
     exp2,
+    fma,
     local_array,
     ramp,
     reduce_max,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .vectors import LANES, constant, exp2, local_array, ramp, splat, vector_width
+from .vectors import LANES, constant, exp2, fma, local_array, ramp, splat, vector_width
 
 LOWEST_MAXIMUM = -1.0e29
 """Where maxima start: so far above the scores of masked keys that those weigh exactly 0, always."""
@@ -151,9 +151,3 @@ class StoredPart:
 
     def _read(self, offset: Any, width: int = 1) -> Any:
         return self.parts.buffer[self.sequence, ramp(self.start + offset, width)]
-
-
-def fma(a: Any, b: Any, c: Any, width: int = 1) -> Any:
-    """a · b + c, rounded once, of float32 vectors."""
-    dtype = f"float32x{width}" if width > 1 else "float32"
-    return T.call_llvm_pure_intrin(dtype, "llvm.fma", a, b, c)

@@ -1,6 +1,6 @@
 """What instruction sets offer for sums of products of bytes, for the one algorithm of `dot_int8`.
 
-Each multiplies bytes of weights (q, unsigned) by bytes of activations (x, in [-127, 127]) and adds
+Each multiplies bytes of weights (q, unsigned) by bytes of activations (x, signed) and adds
 neighbours up, without ever saturating: the sums are the same integers on every machine.
 """
 
@@ -19,24 +19,30 @@ class ByteDot:
     """One instruction set's way from bytes to int32 sums, a register of rows at a time.
 
     `multiply_add(sums, q, x)` adds the products of 4 consecutive k of `lanes` rows, q uint8 and x
-    int8 of 4 · lanes bytes; `total(sums)` makes int32 of them, a lane a row. Sums are of
-    `sum_dtype` and may hold the products of 32 k. q must not exceed `largest_q`. Larger ones are
-    multiplied as 16-bit words by `multiply_words(q, x)`, which adds 2 neighbours up to int32; where
-    there is none, bytes of q are signed and stand for 128 more (see `dot_int8`).
+    int8 of 4 · lanes bytes; `widen(sums)` makes int32 of them, a lane a row, None where they are
+    int32 already. Sums are of `sum_dtype` and may hold the products of 32 k. q must not exceed
+    `largest_q`. Larger ones are multiplied as 16-bit words by `multiply_words(q, x)`, which adds 2
+    neighbours up to int32; where there is none, bytes of q are signed and stand for 128 more (see
+    `dot_int8`).
     """
 
     lanes: int
     largest_q: int
     sum_dtype: str
     multiply_add: Callable[[Any, Any, Any], Any]
-    total: Callable[[Any], Any]
+    widen: Callable[[Any], Any] | None = None
     multiply_words: Callable[[Any, Any], Any] | None = None
 
-    @property
-    def zero(self) -> Any:
-        """Sums before the first step."""
+    def before(self, start: Any) -> Any:
+        """Sums before the first step, which `total` makes `start` of, an int32 vector."""
+        if self.widen is None:
+            return start
         dtype, _, width = self.sum_dtype.partition("x")
         return splat(tirx.const(0, dtype), int(width))
+
+    def total(self, sums: Any, start: Any) -> Any:
+        """`start` and all products, int32."""
+        return sums if self.widen is None else self.widen(sums) + start
 
 
 def _by_instruction(dtype: str, name: str, q_dtype: str = "uint8") -> ByteDot:
@@ -48,11 +54,11 @@ def _by_instruction(dtype: str, name: str, q_dtype: str = "uint8") -> ByteDot:
         q = q if q_dtype == "uint8" else T.reinterpret(q_type, q)
         return T.call_llvm_pure_intrin(dtype, name, sums, q, x)
 
-    return ByteDot(lanes, 255 if q_dtype == "uint8" else 127, dtype, multiply_add, lambda s: s)
+    return ByteDot(lanes, 255 if q_dtype == "uint8" else 127, dtype, multiply_add)
 
 
 def _by_pairs(lanes: int, multiply: str, add_pairs: str) -> ByteDot:
-    """Sums of pairs as int16, which have room for 16 of at most 2 · 15 · 127 each."""
+    """Sums of pairs as int16, which have room for 16 of at most 2 · 15 · 128 each."""
     sum_dtype = dtype_of("int16", 2 * lanes)
 
     def multiply_add(sums: Any, q: Any, x: Any) -> Any:
@@ -61,10 +67,10 @@ def _by_pairs(lanes: int, multiply: str, add_pairs: str) -> ByteDot:
     def multiply_words(q: Any, x: Any) -> Any:
         return T.call_llvm_pure_intrin(dtype_of("int32", lanes), add_pairs, q, x)
 
-    def total(sums: Any) -> Any:
+    def widen(sums: Any) -> Any:
         return multiply_words(sums, splat(T.int16(1), 2 * lanes))
 
-    return ByteDot(lanes, 15, sum_dtype, multiply_add, total, multiply_words)
+    return ByteDot(lanes, 15, sum_dtype, multiply_add, widen, multiply_words)
 
 
 BYTE_DOTS = {

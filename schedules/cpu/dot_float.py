@@ -16,9 +16,10 @@ from tvm.tirx.script import builder as B
 from .control import clear
 from .packing import PackedWeight
 from .vectors import LANES, local_array, opaque, ramp, splat
-from .weight_vectors import load_float, load_min, load_scale, prefetch
+from .weight_vectors import load_float, load_min, load_pair, load_scale, prefetch
 
 _UNROLL = 2
+"""A pair of bfloat16."""
 
 
 def dot_float(
@@ -89,17 +90,22 @@ class _Tile:
         weight = self.weight
         step_bytes = _UNROLL * weight.vector_bytes
 
-        def emit(k: Any) -> None:
-            at = base + k * weight.vector_bytes
-            self._multiply_add(load_float(self.packed, at, weight.format.dtype), k, chain=0)
+        def emit(step: Any, count: int) -> None:
+            at = base + step * step_bytes
+            if weight.is_bfloat16:
+                vectors = load_pair(self.packed, at)[:count]
+            else:
+                starts = (at + j * weight.vector_bytes for j in range(count))
+                vectors = tuple(load_float(self.packed, s, weight.format.dtype) for s in starts)
+            for j, vector in enumerate(vectors):
+                self._multiply_add(vector, step * _UNROLL + j, chain=0)
 
         whole, rest = divmod(weight.k, _UNROLL)
         with B.serial(T.int64(whole)) as i:
             prefetch(self.packed, base + i * step_bytes, step_bytes, self.prefetch_bytes)
-            for j in range(_UNROLL):
-                emit(i * _UNROLL + j)
-        for j in range(rest):
-            emit(T.int64(whole * _UNROLL + j))
+            emit(i, _UNROLL)
+        if rest:
+            emit(T.int64(whole), rest)
 
     def emit_groups(self, base: Any) -> None:
         """A quantized weight: pairs of whole groups, then what is left, up to K.

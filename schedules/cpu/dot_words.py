@@ -5,13 +5,12 @@ products of 16-bit words are exact; with both terms of the activations in a word
 many of them as with bytes.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .activation import HIGH_STEP
+from .activation import HIGH_BITS
 from .byte_dots import ByteDot
 from .packing import PackedWeight
 from .vectors import LANES, dtype_of, ramp, splat
@@ -23,10 +22,12 @@ def word_dots(
     packed: Any,
     q_start: Any,
     x_words: list[list[Any]],
-) -> Callable[[int, int], Any]:
-    """Σ q·x of a group as float32, by token and register of rows; q is at byte `q_start`.
+    starts: list[Any],
+) -> list[list[Any]]:
+    """Σ q·x of a group, int32, by token and register of rows; q is at byte `q_start`.
 
     `x_words`: for each token the vectors of its terms, low one first; int32, 4 int8 a lane.
+    `starts`: for each token an int32 vector to add to.
     """
     multiply = unit.multiply_words
     assert multiply is not None
@@ -40,7 +41,7 @@ def word_dots(
             B.buffer_store(x16, T.reinterpret(dtype_of("int32", num_words), values), [at])
     width = 2 * unit.lanes
     word_type = dtype_of("uint16", width)
-    sums = [[splat(T.int32(0), unit.lanes) for _ in range(LANES // unit.lanes)] for _ in x_words]
+    sums = [[start] * (LANES // unit.lanes) for start in starts]
     for j in range(num_words):
         at = range(64 * j, 64 * (j + 1), 2 * width)
         loaded = [packed[ramp(q_start + byte, 2 * width)] for byte in at]
@@ -54,7 +55,7 @@ def word_dots(
                 for r, q in enumerate(registers):
                     q = T.reinterpret(dtype_of("int16", width), q)
                     sums[i][r] = B.Bind(sums[i][r] + multiply(q, x))
-    return lambda i, r: T.Cast(dtype_of("float32", unit.lanes), sums[i][r])
+    return sums
 
 
 def _even_and_odd(terms: list[Any], num_words: int) -> list[Any]:
@@ -66,5 +67,5 @@ def _even_and_odd(terms: list[Any], num_words: int) -> list[Any]:
     odd = [T.shift_right(value, eight) for value in both]
     if len(terms) == 1:
         return [even[0], odd[0]]
-    step = splat(T.int16(HIGH_STEP), width)
-    return [high * step + low for low, high in (even, odd)]
+    shift = splat(T.int16(HIGH_BITS), width)
+    return [T.shift_left(high, shift) + low for low, high in (even, odd)]

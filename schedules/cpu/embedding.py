@@ -40,7 +40,11 @@ def _emit_values(
 ) -> None:
     size = DTYPE_BYTES[table.format.dtype]
     with B.serial(T.int64(table.k)) as k:
-        value = load_float(packed, block + (k * LANES + lane) * size, table.format.dtype, 1)
+        if table.is_bfloat16:
+            at = (k // 2 * LANES + lane) * 2 + k % 2
+        else:
+            at = k * LANES + lane
+        value = load_float(packed, block + at * size, table.format.dtype, 1)
         B.buffer_store(y, value * T.float32(scale), [token, k])
 
 

@@ -20,16 +20,30 @@ class CpuIsa:
     num_registers: int
     byte_dot: str | None = None
     """Key of `byte_dots.BYTE_DOTS`; None where dot products of bytes are slow."""
+    has_bf16_dot: bool = False
+    """Dot products of bfloat16 with AVX-512's instruction (see `dot_bf16`)."""
 
     def largest_tile(self, terms: int) -> int:
         """Tokens worked on together, unless tuning found better: each keeps 16 sums, for each of
-        `terms` of int8 or of float32 (`terms` 0), in registers.
+        `terms` of int8 or bfloat16, or of float32 (`terms` 0), in registers.
 
-        That leaves room for two more vectors of floats; integer sums take half of the registers,
+        That leaves room for two more vectors of floats; sums of terms take half of the registers,
         the rest is for weights.
         """
         vectors = self.num_registers * self.lanes // LANES
         return min(8, vectors // (2 * terms) if terms else vectors - 2)
+
+    def pair_tile(self, terms: int) -> int:
+        """Tokens of a tile of two blocks of rows, for `terms` of int8; 0: none.
+
+        Each word of x that it loads is multiplied twice: where a register holds 16 rows, loads are
+        as scarce as multiplications. One term leaves no register for a fifth token; two are summed
+        in turn, and sums of floats that wait on the stack cost less than unpacking weights for
+        fewer tokens.
+        """
+        if self.lanes < LANES or not terms:
+            return 0
+        return 4 if terms == 1 else 6
 
     @property
     def chains(self) -> int:
@@ -45,7 +59,8 @@ def isa_of(target: Target) -> CpuIsa:
 
     def isa(name: str, lanes: int, num_registers: int, *byte_dots: str) -> CpuIsa:
         byte_dot = next((name for name in byte_dots if name in features), None)
-        return CpuIsa(name, lanes, num_registers, byte_dot)
+        has_bf16_dot = name == "avx512" and "avx512bf16" in features
+        return CpuIsa(name, lanes, num_registers, byte_dot, has_bf16_dot)
 
     if {"avx512f", "avx512vl"} <= features:
         return isa("avx512", 16, 32, "avx512vnni", "avx512bw")

@@ -2,30 +2,33 @@
 
 One parallel loop over (chunk of tokens, block of 16 rows) for all weights of a call together; a
 unit of work takes its 16 rows through the tokens of the chunk in tiles. A chunk's activations fit
-in the L2 cache, so that they stay there while the rows pass by.
+in the L2 cache, so that they stay there while the rows pass by. Where batches have tiles of two
+blocks (`LinearSchedule.pair_tokens`), neighbours make one unit.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from . import dot_int8
-from .activation import activation_buffers, padded_k
-from .byte_dots import BYTE_DOTS
+from . import dot_bf16, dot_int8
+from .activation import activation_buffers, quantize_activations
+from .activation_bf16 import bf16_activation_buffer, bf16_activations
+from .byte_dots import BYTE_DOTS, ByteDot
 from .control import either, for_tiles, parallel
 from .dot_float import dot_float
 from .isa import CpuIsa
 from .kernel import Kernel, body, kernel, kernel_factory
 from .linear_schedule import LinearSchedule, default_schedule
 from .packing import PackedWeight
-from .vectors import LANES, constant, exp2, local_array, ramp
+from .vectors import LANES, constant, exp2, local_array, opaque, ramp
 
 Activations = Literal["int8", "mixed", "int16", "float32"]
-"""How the inputs of quantized layers are rounded."""
+"""How the inputs of layers are rounded, where weights and instruction set allow for it."""
 TERMS: dict[Activations, dict[str, int]] = {
     "int8": {"attention": 1, "mlp": 1, "head": 1},
     "mixed": {"attention": 2, "mlp": 1, "head": 2},
@@ -33,6 +36,9 @@ TERMS: dict[Activations, dict[str, int]] = {
 }
 """Terms of int8 by the role of a layer (`relax_models/operators.py`); one that is not here takes
 floats."""
+BFLOAT16_TERMS: dict[Activations, int] = {"int8": 1, "mixed": 1, "int16": 2}
+"""Terms of bfloat16, for weights of bfloat16. One costs no more than chance (docs/quantization.md),
+so roles make no difference."""
 Activation = Literal["silu", "gelu_tanh"]
 _LOG2_E = 1.4426950408889634
 
@@ -40,12 +46,40 @@ _LOG2_E = 1.4426950408889634
 def num_terms(
     weights: Sequence[PackedWeight], isa: CpuIsa, activations: Activations, role: str
 ) -> int:
-    """int8 terms that a call over these weights takes its activations in; 0 for float32."""
+    """Terms that a call over these weights takes its activations in, of int8 or of bfloat16; 0 for
+    float32."""
+    if are_bfloat16(weights):
+        return BFLOAT16_TERMS.get(activations, 0) if isa.has_bf16_dot else 0
     if activations not in TERMS or isa.byte_dot is None:
         return 0
     if not all(map(dot_int8.supports, weights)):
         return 0
     return TERMS[activations][role]
+
+
+def activation_terms(weights: Sequence[PackedWeight], terms: int) -> tirx.PrimFunc:
+    """x [m, K] float32 → the buffers of `activation_specs`: x in the terms (at least one) that a
+    call over these weights takes."""
+    k = weights[0].k
+    return bf16_activations(k, terms) if are_bfloat16(weights) else quantize_activations(k, terms)
+
+
+def activation_specs(
+    weights: Sequence[PackedWeight], m: Any, terms: int
+) -> list[tuple[tuple[Any, int], str]]:
+    """Shapes and dtypes of what a call over these weights takes for x, for m tokens (a number or
+    symbolic)."""
+    k = weights[0].k
+    if not terms:
+        return [((m, k), "float32")]
+    if are_bfloat16(weights):
+        return [bf16_activation_buffer(k, m, terms)]
+    return activation_buffers(k, m, terms)
+
+
+def are_bfloat16(weights: Sequence[PackedWeight]) -> bool:
+    """Whether terms of a call over these weights are of bfloat16, not of int8."""
+    return all(weight.is_bfloat16 for weight in weights)
 
 
 def linears(
@@ -59,8 +93,8 @@ def linears(
 ) -> tirx.PrimFunc:
     """(x, for each weight: packed, (bias [N]), (residual [m, N])) → [m, N] float32 of each.
 
-    x is [m, K] float32, or with `terms` the three buffers of `quantize_activations`. A residual is
-    for a single weight. Without a schedule it has the default one.
+    x is [m, K] float32, or with `terms` the buffers of `activation_terms`. A residual is for a
+    single weight. Without a schedule it has the default one.
     """
     schedule = schedule or schedule_for(weights, isa, terms)
     return _linears(tuple(weights), tuple(biases), isa, terms, residual, schedule)
@@ -87,7 +121,9 @@ def gated_mlp(
 def schedule_for(weights: Sequence[PackedWeight], isa: CpuIsa, terms: int) -> LinearSchedule:
     """The default schedule of a call over these weights."""
     is_quantized = any(weight.is_quantized for weight in weights)
-    return default_schedule(isa, terms, is_quantized=is_quantized)
+    # Two blocks of bytes are too much for an L1 cache.
+    has_pairs = all(weight.is_nibbles for weight in weights)
+    return default_schedule(isa, terms, is_quantized=is_quantized, has_pairs=has_pairs)
 
 
 class _Layer:
@@ -109,10 +145,29 @@ class _Layer:
     def dot(self, block: Any, x: Any, first: Any, tokens: int) -> list[Any]:
         ahead = self.schedule.prefetch_bytes(tokens)
         if isinstance(x, dot_int8.Int8Activations):
-            unit = BYTE_DOTS[self.isa.byte_dot or ""]
-            return dot_int8.dot_int8(self.weight, self.packed, block, x, first, tokens, unit, ahead)
+            blocks = [(self.packed, block)]
+            return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self._unit, ahead)[0]
+        if isinstance(x, dot_bf16.Bf16Activations):
+            return dot_bf16.dot_bf16(self.weight, self.packed, block, x, first, tokens, ahead)
         chains = self.isa.chains
         return dot_float(self.weight, self.packed, block, x, first, tokens, chains, ahead)
+
+    def dot_pair(
+        self, block: Any, other: "_Layer", other_block: Any, x: Any, first: Any, tokens: int
+    ) -> list[list[Any]]:
+        """The same of two blocks, one of another layer perhaps: a vector of rows per token of each.
+
+        Weights of one form and int8 are worked on at once.
+        """
+        if self.weight != other.weight or not isinstance(x, dot_int8.Int8Activations):
+            return [self.dot(block, x, first, tokens), other.dot(other_block, x, first, tokens)]
+        blocks = [(self.packed, block), (other.packed, other_block)]
+        ahead = self.schedule.prefetch_many
+        return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self._unit, ahead)
+
+    @property
+    def _unit(self) -> ByteDot:
+        return BYTE_DOTS[self.isa.byte_dot or ""]
 
     def bias_vector(self, block: Any) -> Any:
         """The bound bias of a block of 16 rows; None without one."""
@@ -141,7 +196,7 @@ def _linears(
         raise ValueError("a residual is for a single weight")
     name = _name("linears", weights, biases, isa, terms, residual, schedule)
     with kernel(name) as (func, ib):
-        x = _declare_x(func, weights[0].k, terms)
+        x = _declare_x(func, weights, terms)
         layers = [
             _Layer(func, weight, has_bias, str(i), isa, schedule)
             for i, (weight, has_bias) in enumerate(zip(weights, biases, strict=True))
@@ -152,20 +207,34 @@ def _linears(
             func.buffer(f"y{i}", (m, weight.n), "float32") for i, weight in enumerate(weights)
         ]
 
-        def emit(i: int, block: Any, start: Any, stop: Any) -> None:
+        def emit(i: int, block: Any, count: Any, start: Any, stop: Any) -> None:
             layer = layers[i]
-            bias = layer.bias_vector(block)
 
-            def emit_tile(first: Any, tokens: int) -> None:
-                values = layer.dot(block, x, first, tokens)
+            def store(block: Any, first: Any, values: list[Any]) -> None:
+                bias = layer.bias_vector(block)
                 if bias is not None:
                     values = [value + bias for value in values]
                 _store(outputs[i], block, first, values, added)
 
-            for_tiles(start, stop, schedule.tiles, emit_tile)
+            def emit_pair(first: Any, tokens: int) -> None:
+                # Without a neighbour, the block itself once more.
+                both = [block, opaque(block + count - 1)]
+                results = layer.dot_pair(block, layer, both[1], x, first, tokens)
+                for number, values in zip(both, results, strict=True):
+                    store(number, first, values)
 
-        with body():
-            _for_blocks(func.size(m), weights, terms, schedule, emit)
+            def emit_tile(first: Any, tokens: int) -> None:
+                if not schedule.pair_tokens:
+                    store(block, first, layer.dot(block, x, first, tokens))
+                    return
+                with B.serial(count) as j:
+                    number = opaque(block + j)
+                    store(number, first, layer.dot(number, x, first, tokens))
+
+            _for_tiles(start, stop, schedule, emit_pair, emit_tile)
+
+        with _body(x):
+            _for_blocks(func.size(m), weights, terms, schedule, emit, have_neighbours=True)
     return ib.get()
 
 
@@ -181,27 +250,33 @@ def _gated_mlp(
 ) -> tirx.PrimFunc:
     name = _name("gated_mlp", (gate, up), biases, isa, terms, activation, schedule)
     with kernel(name) as (func, ib):
-        x = _declare_x(func, gate.k, terms)
+        x = _declare_x(func, (gate, up), terms)
         layers = [
             _Layer(func, weight, has_bias, suffix, isa, schedule)
             for weight, has_bias, suffix in zip((gate, up), biases, ("_gate", "_up"), strict=True)
         ]
         y = func.buffer("y", ("num_tokens", gate.n), "float32")
 
-        def emit(_: int, block: Any, start: Any, stop: Any) -> None:
+        def emit(_: int, block: Any, count: Any, start: Any, stop: Any) -> None:
             bias_vectors = [layer.bias_vector(block) for layer in layers]
 
-            def emit_tile(first: Any, tokens: int) -> None:
-                both = []
-                for layer, bias in zip(layers, bias_vectors, strict=True):
-                    values = layer.dot(block, x, first, tokens)
-                    both.append([B.Bind(v if bias is None else v + bias) for v in values])
+            def store(first: Any, results: list[list[Any]]) -> None:
+                both = [
+                    [B.Bind(v if bias is None else v + bias) for v in values]
+                    for values, bias in zip(results, bias_vectors, strict=True)
+                ]
                 gated = [_activate(g, activation) * u for g, u in zip(*both, strict=True)]
                 _store(y, block, first, gated, None)
 
-            for_tiles(start, stop, schedule.tiles, emit_tile)
+            def emit_pair(first: Any, tokens: int) -> None:
+                store(first, layers[0].dot_pair(block, layers[1], block, x, first, tokens))
 
-        with body():
+            def emit_tile(first: Any, tokens: int) -> None:
+                store(first, [layer.dot(block, x, first, tokens) for layer in layers])
+
+            _for_tiles(start, stop, schedule, emit_pair, emit_tile)
+
+        with _body(x):
             _for_blocks(func.size("num_tokens"), (gate,), terms, schedule, emit)
     return ib.get()
 
@@ -213,13 +288,26 @@ def _name(kind: str, weights: tuple[PackedWeight, ...], *rest: Any) -> str:
     return f"{kind}_{weights[0].layout_key}_{sizes}x{weights[0].k}_{digest}"
 
 
-def _declare_x(func: Kernel, k: int, terms: int) -> Any:
+def _declare_x(func: Kernel, weights: Sequence[PackedWeight], terms: int) -> Any:
+    specs = activation_specs(weights, "num_tokens", terms)
+    names = ("x",) if len(specs) == 1 else ("xq", "scales", "sums", "steps")
+    buffers = [func.buffer(name, *spec) for name, spec in zip(names, specs, strict=True)]
     if not terms:
-        return func.buffer("x", ("num_tokens", k), "float32")
-    xq, scales, sums = activation_buffers(k, "num_tokens", terms)
-    return dot_int8.Int8Activations(
-        func.buffer("xq", *xq), func.buffer("scales", *scales), func.buffer("sums", *sums), terms
-    )
+        return buffers[0]
+    if are_bfloat16(weights):
+        return dot_bf16.Bf16Activations(buffers[0], terms)
+    xq, scales, sums, steps = buffers
+    return dot_int8.Int8Activations(xq, scales, sums, steps, terms)
+
+
+@contextmanager
+def _body(x: Any) -> Iterator[None]:
+    with body():
+        if isinstance(x, dot_bf16.Bf16Activations):
+            with B.attr(T.int32(0), "pragma_import_llvm", dot_bf16.LLVM_SOURCE):
+                yield
+        else:
+            yield
 
 
 def _for_blocks(
@@ -227,34 +315,66 @@ def _for_blocks(
     weights: Sequence[PackedWeight],
     terms: int,
     schedule: LinearSchedule,
-    emit: Callable[[int, Any, Any, Any], None],
+    emit: Callable[[int, Any, Any, Any, Any], None],
+    *,
+    have_neighbours: bool = False,
 ) -> None:
-    """`emit(weight number, block, first token, last token + 1)` for every unit, in parallel."""
-    token_bytes = terms * padded_k(weights[0].k) if terms else 4 * weights[0].k
-    tile = schedule.tile_tokens
+    """`emit(weight number, first block, number of blocks, first token, last token + 1)` for every
+    unit, in parallel. With `have_neighbours` units of large batches have two blocks."""
+    (_, words), _ = activation_specs(weights, 1, terms)[0]
+    token_bytes = 4 * words
+    tile = schedule.pair_tokens or schedule.tile_tokens
     chunk = max(1, schedule.chunk_bytes // (token_bytes * tile)) * tile
-    num_blocks = sum(weight.num_blocks for weight in weights)
     # Chunks of about one size: threads take equal shares of the units.
     num_chunks = B.Bind((num_tokens + (chunk - 1)) // chunk)
     per_chunk = (num_tokens + num_chunks - 1) // num_chunks
     size = B.Bind((per_chunk + (tile - 1)) // tile * tile)
-    with parallel(num_chunks * num_blocks) as unit:
-        start = B.Bind(T.min(num_tokens, unit // num_blocks * size))
-        stop = B.Bind(T.min(num_tokens, start + size))
-        block = B.Bind(unit % num_blocks)
+    step: Any = T.int64(1)
+    if have_neighbours and schedule.pair_tokens:
+        has_pairs = num_tokens >= schedule.least_paired
+        step = opaque(T.if_then_else(has_pairs, T.int64(2), T.int64(1)))
+    num_units = [B.Bind((weight.num_blocks + (step - 1)) // step) for weight in weights]
+    units_of_all = opaque(sum(num_units[1:], num_units[0]))
+    with parallel(num_chunks * units_of_all) as unit:
+        start = opaque(T.min(num_tokens, unit // units_of_all * size))
+        stop = opaque(T.min(num_tokens, start + size))
+        number = B.Bind(unit % units_of_all)
 
-        def choose(i: int, first: int) -> None:
-            last = first + weights[i].num_blocks
+        def choose(i: int, number: Any) -> None:
+            def emit_this() -> None:
+                block = opaque(number * step)
+                count = opaque(T.min(step, weights[i].num_blocks - block))
+                emit(i, block, count, start, stop)
+
             if i == len(weights) - 1:
-                emit(i, B.Bind(block - first), start, stop)
+                emit_this()
                 return
-            with either(block < last) as (this, others):
+            with either(number < num_units[i]) as (this, others):
                 with this:
-                    emit(i, B.Bind(block - first), start, stop)
+                    emit_this()
                 with others:
-                    choose(i + 1, last)
+                    choose(i + 1, B.Bind(number - num_units[i]))
 
-        choose(0, 0)
+        choose(0, number)
+
+
+def _for_tiles(
+    start: Any,
+    stop: Any,
+    schedule: LinearSchedule,
+    emit_pair: Callable[[Any, int], None],
+    emit_tile: Callable[[Any, int], None],
+) -> None:
+    """`emit_pair(first, size)` for as many tiles of two blocks as fit, `emit_tile` for the rest."""
+    size = schedule.pair_tokens
+    if size:
+        count = stop - start
+        num_pairs = T.if_then_else(count >= schedule.least_paired, count // size, T.int64(0))
+        num_pairs = opaque(num_pairs)
+        with B.serial(num_pairs) as tile:
+            emit_pair(opaque(start + tile * size), size)
+        start = opaque(start + num_pairs * size)
+    for_tiles(start, stop, schedule.tiles, emit_tile)
 
 
 def _activate(value: Any, activation: Activation) -> Any:

@@ -30,7 +30,10 @@ class LinearOperator:
             parts.append(f"{weight.n}x{weight.k}.{weight.layout_key}{bias}")
         if self.residual:
             parts.append("residual")
-        parts.append(f"int{8 * self.terms}" if self.terms else "float32")
+        if linear.are_bfloat16(self.weights) and self.terms:
+            parts.append(f"bfloat16x{self.terms}")
+        else:
+            parts.append(f"int{8 * self.terms}" if self.terms else "float32")
         return "-".join(parts)
 
     @property

@@ -20,6 +20,9 @@ class LinearSchedule:
 
     tile_tokens: int
     """Tokens of the largest tile; the others are the powers of two below it."""
+    pair_tokens: int = 0
+    """Tokens of tiles that go through two blocks of 16 rows at once, in batches of at least two of
+    the largest tiles; 0: there are none. For integer activations."""
     chunk_bytes: int = 512 * 1024
     """Activations that stay in the cache while the weights pass by."""
     prefetch_one: int = 0
@@ -30,7 +33,7 @@ class LinearSchedule:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name.startswith("prefetch_") else 1
+            least = 1 if field.name in ("tile_tokens", "chunk_bytes") else 0
             if type(value) is not int or not least <= value < 1 << 31:
                 raise ValueError(f"{field.name} of a linear schedule cannot be {value!r}")
 
@@ -40,8 +43,13 @@ class LinearSchedule:
         powers = (1 << i for i in reversed(range(self.tile_tokens.bit_length())))
         return (self.tile_tokens, *(size for size in powers if size < self.tile_tokens))
 
+    @property
+    def least_paired(self) -> int:
+        """Tokens from which on tiles of two blocks are worth it: fewer wait for memory."""
+        return 2 * self.tile_tokens
+
     def prefetch_bytes(self, tokens: int) -> int:
-        """For a tile of this many tokens."""
+        """For a tile of this many tokens and one block."""
         if tokens == 1:
             return self.prefetch_one
         return self.prefetch_many if tokens == self.tile_tokens else self.prefetch_few
@@ -54,11 +62,17 @@ class LinearSchedule:
         return replace(self, **parameters)
 
 
-def default_schedule(isa: CpuIsa, terms: int, *, is_quantized: bool) -> LinearSchedule:
-    """What serves most machines; `terms` as in `CpuIsa.largest_tile`.
+def default_schedule(
+    isa: CpuIsa, terms: int, *, is_quantized: bool, has_pairs: bool = False
+) -> LinearSchedule:
+    """What serves most machines; `terms` as in `CpuIsa.largest_tile`; `has_pairs`: for weights that
+    tiles of two blocks are worth it for.
 
-    In full tiles of float weights, prefetches between the multiply-adds cost a third of the speed.
+    In full tiles of floats, prefetches between the multiply-adds cost a third of the speed. Terms
+    of bfloat16 lose a twentieth with short rows, and gain half or more with long ones.
     """
     return LinearSchedule(
-        tile_tokens=isa.largest_tile(terms), prefetch_many=8192 if is_quantized else 0
+        tile_tokens=isa.largest_tile(terms),
+        pair_tokens=isa.pair_tile(terms) if has_pairs else 0,
+        prefetch_many=8192 if is_quantized or terms else 0,
     )

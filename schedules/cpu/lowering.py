@@ -8,7 +8,6 @@ from tvm import relax, tirx
 from ...artifact.tensor_format import TensorFormat
 from ..passes.lower_operators import Handler, Lowering
 from . import attention, embedding, linear, norm, rotary
-from .activation import activation_buffers, quantize_activations
 from .attention_state import Heads
 from .isa import CpuIsa
 from .linear import Activations
@@ -140,14 +139,16 @@ class _CpuLowering:
     def _inputs(
         self, lowering: Lowering, x: relax.Expr, weights: Sequence[PackedWeight], role: str
     ) -> tuple[int, list[relax.Expr]]:
-        """Terms of the activations, and x in that form: itself, or words, scales, sums."""
+        """Terms of the activations, and x in that form: itself, or the buffers of the terms."""
         terms = linear.num_terms(weights, self.isa, self.activations, role)
         if not terms:
             return 0, [x]
-        rows, k = _shape(x)
-        func = quantize_activations(int(k), terms)
-        quantized = lowering.emit(lowering.call(func, [x], activation_buffers(int(k), rows, terms)))
-        return terms, [relax.TupleGetItem(quantized, i) for i in range(3)]
+        specs = linear.activation_specs(weights, _shape(x)[0], terms)
+        func = linear.activation_terms(weights, terms)
+        rounded = lowering.emit(lowering.call(func, [x], specs))
+        if len(specs) == 1:
+            return terms, [rounded]
+        return terms, [relax.TupleGetItem(rounded, i) for i in range(len(specs))]
 
     # ---- operators without weights
 

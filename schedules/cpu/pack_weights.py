@@ -30,6 +30,8 @@ def pack_func(weight: PackedWeight) -> tirx.PrimFunc:
         with body(), B.parallel(T.int64(weight.num_blocks)) as block:
             if weight.is_quantized:
                 _pack_groups(weight, parts, packed, block)
+            elif weight.is_bfloat16:
+                _pack_pairs(weight, parts["weight"], packed, block)
             else:
                 _pack_floats(weight, parts["weight"], packed, block)
     return ib.get()
@@ -45,6 +47,25 @@ def _pack_floats(weight: PackedWeight, source: Any, packed: Any, block: Any) -> 
                 _store(packed, at, size, source[row, k])
             with outside:
                 _store(packed, at, size, None)
+
+
+def _pack_pairs(weight: PackedWeight, source: Any, packed: Any, block: Any) -> None:
+    def emit(pair: Any, num_values: int) -> None:
+        with B.serial(T.int64(LANES)) as lane:
+            row = B.Bind(block * LANES + lane)
+            at = block * weight.block_bytes + (pair * LANES + lane) * 4
+            with either(row < weight.n) as (inside, outside):
+                with inside:
+                    for i in range(2):
+                        value = source[row, pair * 2 + i] if i < num_values else None
+                        _store(packed, at + 2 * i, 2, value)
+                with outside:
+                    _store(packed, at, 4, None)
+
+    with B.serial(T.int64(weight.k // 2)) as pair:
+        emit(pair, 2)
+    if weight.k % 2:
+        emit(T.int64(weight.k // 2), 1)
 
 
 def _pack_groups(weight: PackedWeight, parts: dict[str, Any], packed: Any, block: Any) -> None:

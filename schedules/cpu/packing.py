@@ -4,7 +4,10 @@ One uint8 buffer for each weight [N, K], in blocks of 16 rows (lane = row); N is
 rows. Every instruction set reads the same layout: its dot products of 4 bytes (VNNI, dotprod) and
 its 32-bit lanes (float kernels) both want four consecutive k of one row in one 32-bit word.
 
-Float formats:      [N / 16][K][16] values.
+bfloat16:           [N / 16][K / 2][16] pairs of consecutive k, the even one first, as their dot
+                    products want them; an odd K is padded with zeros.
+
+Other floats:       [N / 16][K][16] values.
 
 Quantized formats:  [N / 16][pairs of groups along K] of
 
@@ -30,7 +33,7 @@ from dataclasses import dataclass
 from ...artifact.tensor_format import TensorFormat
 from .vectors import LANES
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """To be raised whenever packed bytes of the same weight change: packed weights are kept on disk."""
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -52,6 +55,10 @@ class PackedWeight:
     @property
     def is_quantized(self) -> bool:
         return self.format.bits is not None
+
+    @property
+    def is_bfloat16(self) -> bool:
+        return not self.is_quantized and self.format.dtype == "bfloat16"
 
     @property
     def is_nibbles(self) -> bool:
@@ -105,7 +112,8 @@ class PackedWeight:
     @property
     def block_bytes(self) -> int:
         if not self.is_quantized:
-            return self.k * self.vector_bytes
+            stored_k = self.k + self.k % 2 if self.is_bfloat16 else self.k
+            return stored_k * self.vector_bytes
         return self.num_pairs * self.pair_bytes
 
     @property

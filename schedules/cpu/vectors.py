@@ -60,6 +60,11 @@ def opaque(value: Any) -> Any:
     return B.Bind(cell[0])
 
 
+def fma(a: Any, b: Any, c: Any, width: int = 1) -> Any:
+    """a · b + c, rounded once, of float32 vectors."""
+    return T.call_llvm_pure_intrin(dtype_of("float32", width), "llvm.fma", a, b, c)
+
+
 def reduce_sum(vector: Any) -> Any:
     """Sum over the lanes of a 16-wide vector bound to a variable, pairwise."""
     return _reduce(vector, lambda a, b: a + b)

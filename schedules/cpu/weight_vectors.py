@@ -39,6 +39,14 @@ def load_float(packed: Any, at: Any, dtype: str, width: int = LANES) -> Any:
     return T.reinterpret(dtype_of("float32", width), bits)
 
 
+def load_pair(packed: Any, at: Any) -> tuple[Any, Any]:
+    """The pairs of k of 16 rows of a bfloat16 weight at byte offset `at`, as float32."""
+    bits = B.Bind(T.reinterpret("uint32x16", packed[ramp(at, 4 * LANES)]))
+    even = T.shift_left(bits, splat(T.uint32(16)))
+    odd = T.bitwise_and(bits, splat(T.uint32(0xFFFF0000)))
+    return T.reinterpret("float32x16", even), T.reinterpret("float32x16", odd)
+
+
 def load_scale(
     weight: PackedWeight, packed: Any, start: Any, half: int, row: Any = 0, width: int = LANES
 ) -> Any:

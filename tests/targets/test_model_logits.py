@@ -10,6 +10,7 @@ from everycast.engine.model_runner import StepInput
 from everycast.engine.paged_runner import PagedRunner
 from everycast.engine.parameters import load_parameters
 from everycast.targets.build import BuildRequest, compile_model
+from everycast.targets.cpu import ONE_REGION
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
@@ -33,6 +34,13 @@ MODELS = {
     "qwen3-yarn": ("qwen3", {"rope_parameters": {**YARN, "rope_theta": 10000.0}}),
     "gemma3": ("gemma3_text", {}),
 }  # fmt: skip
+BFLOAT16 = {
+    # Two terms of bfloat16 where the machine has the dot products; keys and values are float16.
+    "int16": ("1", 3e-3),
+    # One term; called operator by operator.
+    "mixed": ("0", 3e-2),
+}
+"""Activations: (`ONE_REGION`, largest error)."""
 LENGTH = 45
 NUM_PAGES = 40
 
@@ -64,21 +72,24 @@ def relative_error(got, expected):
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, make_tiny, tmp_path_factory):
     """(compiled q0f32 model, token ids, transformers' logits [LENGTH, vocab])."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     model_type, overrides = MODELS[request.param]
     folder = make_tiny(model_type, tmp_path_factory.mktemp(request.param), **overrides)
     built = compile_model(
         BuildRequest(str(folder), "cpu", "q0f32", folder.parent / "dist"), lambda *_: None
     )
     ids = np.random.default_rng(1).integers(3, 300, LENGTH)
+    return Compiled(built), ids, logits_of_transformers(folder, ids)
+
+
+def logits_of_transformers(folder, ids):
+    import torch
+    from transformers import AutoModelForCausalLM
+
     reference = AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     )
     with torch.no_grad():
-        expected = reference(torch.tensor(ids[None])).logits[0].numpy()
-    return Compiled(built), ids, expected
+        return reference(torch.tensor(ids[None])).logits[0].numpy()
 
 
 def test_prefill_gives_the_logits_of_transformers(model):
@@ -117,3 +128,19 @@ def test_copied_pages_hold_the_same_history(model):
     compiled.runner.copy_pages([0, 1, 2], [30, 31, 32])
     logits = compiled.run([(30, 40, ids[40:])])
     assert relative_error(logits, expected[40:]) < 1e-3
+
+
+@pytest.mark.parametrize("activations", BFLOAT16)
+def test_weights_of_bfloat16(activations, make_tiny, tmp_path, monkeypatch):
+    """Of odd sizes, embedding and head the same matrix."""
+    one_region, limit = BFLOAT16[activations]
+    monkeypatch.setenv(ONE_REGION, one_region)
+    model_type, overrides = MODELS["llama-odd"]
+    folder = make_tiny(model_type, tmp_path / "tiny", dtype="bfloat16", **overrides)
+    request = BuildRequest(str(folder), "cpu", "q0bf16", tmp_path / "dist", activations=activations)
+    compiled = Compiled(compile_model(request, lambda *_: None))
+    ids = np.random.default_rng(1).integers(3, 300, LENGTH)
+    expected = logits_of_transformers(folder, ids)
+    assert relative_error(compiled.run([(0, 0, ids)]), expected) < limit
+    rows = [compiled.run([(12, i, ids[i : i + 1])])[0] for i in range(LENGTH)]
+    assert relative_error(np.stack(rows), expected) < limit

@@ -10,8 +10,8 @@ import numpy as np
 import tvm
 
 from ...pipeline import CPU_TIR_PIPELINE
-from ..activation import activation_buffers
 from ..isa import CpuIsa
+from ..linear import activation_specs, are_bfloat16
 from ..linear_operator import LinearOperator
 from ..linear_schedule import LinearSchedule
 from .search import Comparison
@@ -21,7 +21,8 @@ _FLUSH_BYTES = 128 << 20
 _FEW_TOKENS = 16
 _LEAST_ROUND_MS = 2
 _LARGEST_BYTE = 60
-"""Of random weights: any two or four such bytes are a float16, bfloat16 or float32 up to 1."""
+"""Of random weights, and of activations in bfloat16: any two or four such bytes are a float16,
+bfloat16 or float32 up to 1."""
 
 
 @dataclass(slots=True)
@@ -124,17 +125,16 @@ class OperatorBench:
     ) -> tuple[list[Any], list[Any]]:
         """(what a kernel takes for m tokens, the outputs among it)."""
         operator, tensor = self.operator, self.lab.tensor
-        k = operator.weights[0].k
         arguments: list[Any] = []
-        if operator.terms:
-            for shape, dtype in activation_buffers(k, m, operator.terms):
-                if dtype == "int32":  # four int8 from -127 on
-                    values = rng.integers(-127, 128, (*shape, 4), dtype=np.int8).view(np.int32)
-                    arguments.append(tensor(values.reshape(shape)))
-                else:
-                    arguments.append(tensor(rng.standard_normal(shape, dtype=np.float32)))
-        else:
-            arguments.append(tensor(rng.standard_normal((m, k), dtype=np.float32)))
+        # Words are two bfloat16, or four int8 from -127 on.
+        in_bfloat16 = are_bfloat16(operator.weights)
+        low, high = (0, _LARGEST_BYTE) if in_bfloat16 else (-127, 128)
+        for shape, dtype in activation_specs(operator.weights, m, operator.terms):
+            if dtype == "int32":
+                values = rng.integers(low, high, (*shape, 4), dtype=np.int8).view(np.int32)
+                arguments.append(tensor(values.reshape(shape)))
+            else:
+                arguments.append(tensor(rng.standard_normal(shape, dtype=np.float32)))
         arguments += weights
         if operator.residual:
             shape = (m, operator.weights[0].n)

@@ -18,10 +18,12 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_get_cpu_features, llvm_get_system_cpu
 
 AVX512 = Target({"kind": "llvm", "mcpu": "icelake-server"})
+AVX512BF16 = Target({"kind": "llvm", "mcpu": "cooperlake"})
 AVX512BW = Target({"kind": "llvm", "mcpu": "skylake-avx512"})
 AVX2 = Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 LABS = {
     "avx512": (AVX512, isa_of(AVX512)),
+    "avx512bf16": (AVX512BF16, isa_of(AVX512BF16)),
     "avx512bw": (AVX512BW, isa_of(AVX512BW)),
     "avx2": (AVX2, isa_of(AVX2)),
     # AVX-VNNI's instruction, in the encoding of AVX-512.
@@ -78,7 +80,7 @@ def quantized(x, terms, target):
     buffers = [tensor(np.full(shape, 77, dtype)) for shape, dtype in specs]
     build(quantize_activations(k, terms), target)(tensor(x), *buffers)
     xq = buffers[0].numpy().view(np.int8).reshape(m, terms, -1)
-    worth = np.array([1, 254][:terms], "float64")
+    worth = np.array([1, 256][:terms], "float64")
     scales = np.repeat(buffers[1].numpy(), 32, axis=1)
     return buffers, xq, (worth @ xq * scales)[:, :k]
 

@@ -12,6 +12,7 @@ from everycast.schedules.cpu.linear import linears
 from everycast.schedules.cpu.packing import PackedWeight
 from everycast.schedules.cpu.vectors import ramp
 from everycast.schedules.pipeline import CPU_TIR_PIPELINE
+from tvm.script import tirx as T
 from tvm.target import Target
 from tvm.tirx.script import builder as B
 
@@ -20,21 +21,23 @@ Q8 = TensorFormat("float16", 8, 32, 127)
 Q6 = TensorFormat("float16", 6, 16, 32)
 FORMATS = [Q4, Q8, Q6, TensorFormat("bfloat16", 5, 32, None)]
 STEPS = 8  # as in a group of 32 k
+START = -1234567
 LABS = ["avx2", "avx512", "avx512bw", "avxvnni"]
 
 
 def sums_func(unit):
-    """q [STEPS, 4 lanes] uint8, x alike int8 → [lanes] int32."""
+    """q [STEPS, 4 lanes] uint8, x alike int8 → [lanes] int32, from START on."""
     width = 4 * unit.lanes
     with kernel("sums") as (k, ib):
         q = k.buffer("q", (STEPS, width), "uint8")
         x = k.buffer("x", (STEPS, width), "int8")
         y = k.buffer("y", (unit.lanes,), "int32")
         with body():
-            sums = unit.zero
+            start = T.broadcast(T.int32(START), unit.lanes)
+            sums = unit.before(start)
             for i in range(STEPS):
                 sums = unit.multiply_add(sums, q[i, ramp(0, width)], x[i, ramp(0, width)])
-            B.buffer_store(y, unit.total(sums), [ramp(0, unit.lanes)])
+            B.buffer_store(y, unit.total(sums, start), [ramp(0, unit.lanes)])
     return ib.get()
 
 
@@ -46,14 +49,15 @@ def test_sums_are_exact(lab, extreme):
     shape = (STEPS, 4 * unit.lanes)
     if extreme:
         q = np.full(shape, unit.largest_q, "uint8")
-        x = np.resize(np.repeat([127, -127], 4), shape).astype("int8")
+        x = np.resize(np.repeat([127, -128], 4), shape).astype("int8")
     else:
         q = lab.rng.integers(0, unit.largest_q + 1, shape, dtype="uint8")
-        x = lab.rng.integers(-127, 128, shape, dtype="int8")
+        x = lab.rng.integers(-128, 128, shape, dtype="int8")
     y = lab.tensor(np.zeros(unit.lanes, "int32"))
     lab.build(sums_func(unit))(lab.tensor(q), lab.tensor(x), y)
     products = q.astype(int) * x
-    np.testing.assert_array_equal(y.numpy(), products.reshape(STEPS, -1, 4).sum(axis=(0, 2)))
+    expected = START + products.reshape(STEPS, -1, 4).sum(axis=(0, 2))
+    np.testing.assert_array_equal(y.numpy(), expected)
 
 
 @pytest.mark.parametrize("lab", ["avx2", "avx512bw", "avxvnni"], indirect=True)

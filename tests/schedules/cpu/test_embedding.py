@@ -17,9 +17,10 @@ FORMATS = [
 ]
 
 
+@pytest.mark.parametrize("k", [90, 91])
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_rows(lab, fmt):
-    table = PackedWeight(fmt, 37, 90)
+def test_rows(lab, fmt, k):
+    table = PackedWeight(fmt, 37, k)
     packed, values = lab.random_weight(table, lab.rng)
     kernel = lab.build(embedding(table, 1.5))
     for m in (1, 5, 300):

@@ -29,6 +29,20 @@ def test_instruction_sets(target, name, byte_dot):
     assert byte_dot is None or BYTE_DOTS[byte_dot].lanes == isa.lanes
 
 
+@pytest.mark.parametrize(
+    ("target", "has_bf16_dot"),
+    [
+        ({"mcpu": "cooperlake"}, True),
+        ({"mcpu": "znver4"}, True),
+        ({"mcpu": "icelake-server"}, False),
+        ({"mcpu": "znver4", "mattr": ["-avx512bf16"]}, False),
+        ({"mcpu": "neoverse-v1", "mtriple": "aarch64-linux-gnu"}, False),
+    ],
+)
+def test_dot_products_of_bfloat16(target, has_bf16_dot):
+    assert isa_of(Target({"kind": "llvm", **target})).has_bf16_dot == has_bf16_dot
+
+
 @pytest.mark.parametrize("terms", [0, 1, 2])
 @pytest.mark.parametrize("isa", [CpuIsa("a", 16, 32), CpuIsa("b", 8, 16), CpuIsa("c", 4, 16)])
 def test_tiles_fit_in_the_registers_and_reach_every_count(isa, terms):

@@ -18,11 +18,14 @@ Q4 = TensorFormat("float16", 4, 32, None)
 Q8 = TensorFormat("float16", 8, 32, 127)
 Q6 = TensorFormat("float16", 6, 16, 32)
 Q3 = TensorFormat("float16", 3, 40, 3)
+SYMMETRIC = TensorFormat("float16", 4, 32, 7)
+SYMMETRIC_16 = TensorFormat("float16", 4, 16, 8)
 INTEGER_FORMATS = [
     Q4,
     Q8,
     Q6,
-    TensorFormat("float16", 4, 32, 7),
+    SYMMETRIC,
+    SYMMETRIC_16,
     TensorFormat("float32", 4, 64, None),
     TensorFormat("bfloat16", 5, 32, None, "KN"),
 ]
@@ -92,9 +95,10 @@ def check(lab, weights, biases, *, terms, isa, tokens, residual=False):
             assert_close(y, expected + added if residual else expected)
 
 
+@pytest.mark.parametrize("k", [104, 33])
 @pytest.mark.parametrize("fmt", [*FLOATS, *INTEGER_FORMATS, Q3], ids=str)
-def test_float_activations(lab, fmt):
-    weight = PackedWeight(fmt, 40, 104)
+def test_float_activations(lab, fmt, k):
+    weight = PackedWeight(fmt, 40, k)
     check(lab, [weight], [True], terms=0, isa=small(lab.isa), tokens=SMALL_TILES)
 
 
@@ -199,16 +203,18 @@ def assert_batch_does_not_matter(layers, kernel, terms, num_outputs, extra=()):
 BATCH_CASES = [
     *(("avx2", terms, fmt) for terms in (1, 2) for fmt in (Q4, Q8)),
     *(("avxvnni", terms, Q4) for terms in (1, 2)),
-    *(("avx512", terms, fmt) for terms in (1, 2) for fmt in (Q4, Q8, Q6, INTEGER_FORMATS[5])),
+    *(("avx512bw", terms, fmt) for terms in (1, 2) for fmt in (Q4, SYMMETRIC)),
+    *(("avx512", terms, fmt) for terms in (1, 2) for fmt in (SYMMETRIC, SYMMETRIC_16)),
+    *(("avx512", terms, fmt) for terms in (1, 2) for fmt in (Q4, Q8, Q6, INTEGER_FORMATS[-1])),
     *((target, 0, fmt) for target in ("avx512", "avx2") for fmt in (*FLOATS, Q4, Q8, Q6, Q3)),
 ]
 
 
 @pytest.mark.parametrize(("lab", "terms", "fmt"), BATCH_CASES, indirect=["lab"], ids=str)
 def test_a_token_does_not_depend_on_its_batch(lab, terms, fmt):
-    layers = Layers(lab, [PackedWeight(fmt, 23, 200)], [True])
+    layers = Layers(lab, [PackedWeight(fmt, 39, 200)], [True])
     func = linears(layers.weights, [True], isa=lab.isa, terms=terms, residual=True)
-    residual = lab.rng.standard_normal((max(BATCHES), 23)).astype("float32")
+    residual = lab.rng.standard_normal((max(BATCHES), 39)).astype("float32")
     assert_batch_does_not_matter(layers, lab.build(func), terms, 1, [residual])
 
 
@@ -221,17 +227,20 @@ def test_a_token_of_several_weights_does_not_depend_on_its_batch(lab, terms):
 
 
 @pytest.mark.parametrize(
-    ("lab", "terms", "activation"),
+    ("lab", "terms", "activation", "formats"),
     [
-        ("avx512", 0, "silu"),
-        ("avx512", 1, "gelu_tanh"),
-        ("avx512", 2, "silu"),
-        ("avx2", 0, "gelu_tanh"),
+        ("avx512", 0, "silu", (Q4, Q8)),
+        ("avx512", 1, "gelu_tanh", (Q4, Q8)),
+        ("avx512", 1, "silu", (Q4, SYMMETRIC)),
+        ("avx512", 1, "silu", (SYMMETRIC, SYMMETRIC)),
+        ("avx512", 2, "silu", (Q4, Q4)),
+        ("avx2", 0, "gelu_tanh", (Q4, Q8)),
     ],
     indirect=["lab"],
+    ids=str,
 )
-def test_a_gated_token_does_not_depend_on_its_batch(lab, terms, activation):
-    layers = Layers(lab, [PackedWeight(Q4, 40, 136), PackedWeight(Q8, 40, 136)], [False, True])
+def test_a_gated_token_does_not_depend_on_its_batch(lab, terms, activation, formats):
+    layers = Layers(lab, [PackedWeight(fmt, 40, 136) for fmt in formats], [False, True])
     func = gated_mlp(*layers.weights, activation, [False, True], isa=lab.isa, terms=terms)
     assert_batch_does_not_matter(layers, lab.build(func), terms, 1)
 
@@ -287,7 +296,7 @@ def test_in_a_relax_function_with_any_number_of_tokens(lab, terms):
         linear = builder.add_func(func, "linear")
         buffers = [relax.TensorType(*spec) for spec in activation_buffers(weight.k, m, terms)]
         xq = builder.emit(relax.call_tir(quantize, [x], buffers))
-        arguments = [relax.TupleGetItem(xq, i) for i in range(3)]
+        arguments = [relax.TupleGetItem(xq, i) for i in range(len(buffers))]
         y_type = relax.TensorType([m, weight.n], "float32")
         y = builder.emit(relax.call_tir(linear, [*arguments, packed], y_type))
         builder.emit_func_output(y)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 Q4 = TensorFormat("float16", 4, 32, None)
 SCHEDULES = [
-    {"tile_tokens": 3, "prefetch_one": 1024, "prefetch_few": 0},
-    {"tile_tokens": 6, "chunk_bytes": 1, "prefetch_many": 1 << 20},
+    {"tile_tokens": 3, "pair_tokens": 5, "prefetch_one": 1024, "prefetch_few": 0},
+    {"tile_tokens": 6, "pair_tokens": 0, "chunk_bytes": 1, "prefetch_many": 1 << 20},
 ]
 
 
@@ -86,6 +86,7 @@ def test_a_tile_takes_the_parameters_of_its_bucket():
     ("parameters", "message"),
     [
         ({"tile_tokens": 0}, "tile_tokens"),
+        ({"pair_tokens": -1}, "pair_tokens"),
         ({"chunk_bytes": 0}, "chunk_bytes"),
         ({"prefetch_one": -1}, "prefetch_one"),
         ({"prefetch_few": 2.0}, "prefetch_few"),
@@ -102,7 +103,19 @@ def test_defaults():
     isa = CpuIsa("avx512", 16, 32, "avx512vnni")
     assert default_schedule(isa, 1, is_quantized=True).prefetch_many > 0
     assert default_schedule(isa, 0, is_quantized=False).prefetch_many == 0
+    assert default_schedule(isa, 1, is_quantized=False).prefetch_many > 0
     assert default_schedule(isa, 0, is_quantized=False).prefetch_one == 0
+    assert default_schedule(isa, 1, is_quantized=True).pair_tokens == 0
+
+
+@pytest.mark.parametrize("terms", [0, 1, 2])
+@pytest.mark.parametrize(("lanes", "num_registers"), [(16, 32), (8, 16), (4, 32)])
+def test_pairs_are_for_integers_in_whole_registers(lanes, num_registers, terms):
+    isa = CpuIsa("some", lanes, num_registers, "avx512vnni")
+    schedule = default_schedule(isa, terms, is_quantized=True, has_pairs=True)
+    assert (schedule.pair_tokens > 0) == (lanes == 16 and terms > 0)
+    # Their sums of integers alone fit in the registers.
+    assert 2 * schedule.pair_tokens < num_registers // 2
 
 
 def test_names_tell_operators_apart():

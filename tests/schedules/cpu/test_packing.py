@@ -33,6 +33,12 @@ def rows_of_blocks(array, blocks, columns):
 
 def pack_reference(weight, parts):
     fmt, blocks, group = weight.format, -(-weight.n // 16), weight.group
+    if weight.is_bfloat16:
+        words = -(-weight.k // 2)
+        pairs = np.zeros((weight.n, words, 2), "uint16")
+        pairs.reshape(weight.n, -1)[:, : weight.k] = parts["weight"].view("uint16")
+        pairs = pairs.view("uint32")[..., 0]
+        return rows_of_blocks(pairs, blocks, words).reshape(-1).view(np.uint8)
     if fmt.bits is None:
         return rows_of_blocks(parts["weight"], blocks, weight.k).reshape(-1).view(np.uint8)
     num_groups = 2 * -(-weight.k // (2 * group))
@@ -51,9 +57,10 @@ def pack_reference(weight, parts):
     return np.concatenate(sections, axis=2).reshape(-1)
 
 
+@pytest.mark.parametrize("k", [1, 167, 168])
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_pack_func_matches_numpy(lab, fmt):
-    weight = PackedWeight(fmt, 37, 168)
+def test_pack_func_matches_numpy(lab, fmt, k):
+    weight = PackedWeight(fmt, 37, k)
     parts = lab.random_parts(fmt, weight.n, weight.k, lab.rng)
     packed = lab.pack(weight, parts).numpy()
     np.testing.assert_array_equal(packed, pack_reference(weight, parts))
