@@ -228,7 +228,6 @@ class EngineLoop:
     def _run_step(self) -> None:
         start = self._clock()
         plan = self.scheduler.schedule()
-        request_ids = list(dict.fromkeys(c.sequence.request.request_id for c in plan.chunks))
         execute_start = self._clock()
         try:
             self._execute(plan)
@@ -246,10 +245,10 @@ class EngineLoop:
         self._update(news)
         self._counters.num_steps += 1
         self._counters.step_time_s += self._clock() - start
-        for request_id in request_ids:
-            job = self._jobs.get(request_id)
-            if job is not None and (job.choices or job.prompt_logprobs):
-                self._deliver(job)
+        for item in news:
+            # Choices of one job are delivered together, with the first.
+            if item.job.choices or item.job.prompt_logprobs:
+                self._deliver(item.job)
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> None:
         logger.error("the model failed in a step of %d tokens", plan.num_tokens, exc_info=error)
@@ -367,11 +366,12 @@ class EngineLoop:
         self._counters.num_output_tokens += 1
         reason: FinishReason | None = None
         stop_token_id: int | None = None
-        may_end = sequence.num_output_tokens > job.request.params.min_tokens
+        num_output_tokens = sequence.num_output_tokens
+        may_end = num_output_tokens > job.request.params.min_tokens
         if may_end and token.token_id in job.end_ids:
             reason, stop_token_id = "stop", token.token_id
         else:
-            if sequence.num_output_tokens >= job.max_output_tokens:
+            if num_output_tokens >= job.max_output_tokens:
                 reason = "length"
             if job.sink.on_token(sequence.choice_index, token.token_id):
                 reason = "stop"

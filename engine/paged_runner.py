@@ -33,6 +33,7 @@ class PagedRunner:
         self._sampling = LibrarySampling(library)
         self._step_logits = np.empty((0, info.vocab_size), np.float32)
         self._parameters = as_tuple(parameters)
+        self._inputs, self._rows = _Int32Tensors(), _Int32Tensors()
         self._query_tile: int = metadata["query_tile"]
         layers, _, *rest = metadata["page_shape"]
         memory = huge_array(info.page_bytes * num_pages)
@@ -57,15 +58,14 @@ class PagedRunner:
         choose_threads(lambda: self._execute(trial), self._library_key)
 
     def _execute(self, step: StepInput) -> np.ndarray:
-        hidden, _ = self._forward(
-            _int32(step.input_ids),
-            _int32(step.positions),
-            _int32(slots_of(step, self.info.page_size)),
-            _int32(query_tiles(step.query_offsets, self._query_tile)),
-            _int32(step.block_tables),
-            self._pages,
-            self._parameters,
+        inputs = self._inputs.filled(
+            step.input_ids,
+            step.positions,
+            slots_of(step, self.info.page_size),
+            query_tiles(step.query_offsets, self._query_tile),
+            step.block_tables,
         )
+        hidden, _ = self._forward(*inputs, self._pages, self._parameters)
         num_rows, limit = len(step.logit_rows), self.info.max_num_sequence
         if num_rows and num_rows <= limit:
             self._step_logits = self._row_logits(hidden, step.logit_rows)
@@ -88,7 +88,7 @@ class PagedRunner:
         return self._sampling.token_logprobs(self._step_logits, rows, token_ids, num_ids, num_top)
 
     def _row_logits(self, hidden: Tensor, rows: np.ndarray) -> np.ndarray:
-        return as_array(self._logits(hidden, _int32(rows), self._parameters))
+        return as_array(self._logits(hidden, *self._rows.filled(rows), self._parameters))
 
     def copy_pages(self, sources: list[int], targets: list[int]) -> None:
         self._page_array[:, targets] = self._page_array[:, sources]
@@ -100,16 +100,22 @@ class PagedRunner:
 
 def slots_of(step: StepInput, page_size: int) -> np.ndarray:
     """Where each new token's key and value go: page · page_size + offset, [num_tokens]."""
-    counts = np.diff(step.query_offsets)
-    sequences = np.repeat(np.arange(len(counts)), counts)
-    pages = step.block_tables[sequences, step.positions // page_size]
-    slots: np.ndarray = pages * page_size + step.positions % page_size
+    sequences = np.arange(len(step.block_tables))
+    if len(step.positions) > len(sequences):
+        sequences = np.repeat(sequences, np.diff(step.query_offsets))
+    blocks, offsets = np.divmod(step.positions, page_size)
+    slots: np.ndarray = step.block_tables[sequences, blocks] * page_size + offsets
     return slots
 
 
 def query_tiles(query_offsets: np.ndarray, tile: int) -> np.ndarray:
     """The batch cut into tiles of at most `tile` tokens of one sequence: [num_tiles, 3] of
     (sequence, first token, number of tokens)."""
+    num_sequences, num_tokens = len(query_offsets) - 1, query_offsets[-1]
+    if num_tokens == num_sequences:  # all decode
+        tiles = np.ones((num_sequences, 3), np.int32)
+        tiles[:, :2] = query_offsets[:-1, None]
+        return tiles
     counts = np.diff(query_offsets)
     per_sequence = -(-counts // tile)
     sequences = np.repeat(np.arange(len(counts)), per_sequence)
@@ -120,7 +126,22 @@ def query_tiles(query_offsets: np.ndarray, tile: int) -> np.ndarray:
     return np.stack([sequences, first, rows], axis=1)
 
 
-def _int32(values: np.ndarray) -> Tensor:
-    array = aligned_empty(values.shape, np.dtype(np.int32))
-    array[...] = values
-    return as_tensor(array)
+class _Int32Tensors:
+    """Tensors for the inputs of one function. They stay while the shapes do, as in steps that only
+    decode: making them takes longer than filling them."""
+
+    def __init__(self) -> None:
+        self._shapes: list[tuple[int, ...]] = []
+        self._arrays: list[np.ndarray] = []
+        self._tensors: list[Tensor] = []
+
+    def filled(self, *values: np.ndarray) -> list[Tensor]:
+        """int32 tensors of these values, until the next call."""
+        shapes = [array.shape for array in values]
+        if shapes != self._shapes:
+            self._shapes = shapes
+            self._arrays = [aligned_empty(shape, np.dtype(np.int32)) for shape in shapes]
+            self._tensors = [as_tensor(array) for array in self._arrays]
+        for array, value in zip(self._arrays, values, strict=True):
+            array[...] = value
+        return self._tensors

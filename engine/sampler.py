@@ -11,7 +11,7 @@ Here is no work in proportion to the vocabulary: the runner has the logits (`Mod
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ _SMALLEST_INVERSE = 1e-30
 """An infinite temperature: larger would turn a forbidden token's logit into no number."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Natural log of a token's probability, and of the most likely ones at the same place."""
 
     token_id: int
@@ -37,8 +36,7 @@ class TokenLogprob:
     """(token id, log probability), most likely first."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     token_id: int
     logprob: TokenLogprob | None = None
     """Present when the request asked for logprobs."""
@@ -66,6 +64,7 @@ class SequenceSampler:
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self._key = _mix(_mix(seed & _UINT64) + choice_index)
         self._filters = _filters(params)
+        self._is_greedy = params.is_greedy
         end_ids = {i for i in (*eos_token_ids, *params.stop_token_ids) if 0 <= i < num_ids}
         forbidden = dict.fromkeys(end_ids, -math.inf) if params.min_tokens else {}
         self._early_bias = _bias({**params.logit_bias, **forbidden})
@@ -81,13 +80,16 @@ class SequenceSampler:
             params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         )  # fmt: skip
 
-    def bias(self) -> tuple[np.ndarray, np.ndarray]:
-        """(ids [n] int32, what is added to their logits [n] float32), for the next token."""
+    def bias(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """(ids [n] int32, what is added to their logits [n] float32), for the next token; None if
+        there is nothing to add."""
         return self._early_bias if self.num_sampled < self.params.min_tokens else self._bias
 
     def settings(self) -> tuple[float, ...]:
         """The next draw's row of `SampleInput.settings`."""
-        return (*self._filters, uniform_at(self._key, self.num_sampled))
+        # The arg max takes no number.
+        uniform = 0.0 if self._is_greedy else uniform_at(self._key, self.num_sampled)
+        return (*self._filters, uniform)
 
     def accept(self, token_id: int) -> None:
         """Remember the token that was drawn."""
@@ -177,7 +179,9 @@ def _filters(params: SamplingParams) -> tuple[float, float, float, float]:
     return inverse, offset, float(max(params.top_k, 0)), params.top_p
 
 
-def _bias(values: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
+def _bias(values: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray] | None:
+    if not values:
+        return None
     return _int32(list(values)), np.array(list(values.values()), np.float32)
 
 
@@ -187,7 +191,7 @@ def _int32(values: Sequence[int]) -> np.ndarray:
 
 def _joined_bias(samplers: dict[int, SequenceSampler]) -> LogitBias | None:
     """The biases of all rows, None if there are none."""
-    parts = [(row, *s.bias()) for row, s in samplers.items() if s.bias()[0].size]
+    parts = [(row, *bias) for row, s in samplers.items() if (bias := s.bias()) is not None]
     if not parts:
         return None
     rows, ids, values = zip(*parts, strict=True)

@@ -14,6 +14,7 @@ Pure Python: no tensors, no clock, no randomness. Rules:
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..artifact.errors import RequestError
 from .engine_config import ScheduleLimits
@@ -21,12 +22,12 @@ from .kv_pages import PagePool
 from .prefix_cache import PrefixCache
 from .sequence import FinishReason, Request, Sequence, SequenceStatus
 
+_NO_ROWS = range(0)
 MAX_PROMPT_ROWS = 64
 """Most rows of logits one step may give for prompt logprobs: 12 MB at 49,152 tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
+class ScheduledChunk(NamedTuple):
     """The tokens `first_token : first_token + num_tokens` of one sequence."""
 
     sequence: Sequence
@@ -101,7 +102,7 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """The next step; empty only when there is no work. Preempts, admits, gives out pages."""
         plan = StepPlan()
-        num_decodes = sum(sequence.num_tokens_to_compute == 1 for sequence in self.running)
+        num_decodes = sum([sequence.num_tokens_to_compute == 1 for sequence in self.running])
         num_prefill_tokens = self.limits.prefill_chunk_size - num_decodes
         num_preemptions = self.num_preemptions
         index = 0
@@ -203,6 +204,8 @@ class Scheduler:
         while True:
             # A preemption may end the sharing, so look again each time.
             is_shared = offset > 0 and self.pool.ref_count(table[first_block]) > 1
+            if not num_new_pages and not is_shared:
+                return True
             if self.pool.can_allocate(num_new_pages + is_shared):
                 break
             youngest = self.running[-1]
@@ -316,7 +319,7 @@ def _prompt_rows(sequence: Sequence, end: int) -> range:
     """Positions before `end`, still to be computed, whose logits the prompt logprobs want. The
     last position of the prompt predicts the output and is not among them."""
     if not sequence.wants_prompt_logprobs:
-        return range(0)
+        return _NO_ROWS
     start = max(sequence.num_computed_tokens, sequence.num_prompt_rows_done)
     return range(start, max(start, min(end, sequence.num_prompt_tokens - 1)))
 

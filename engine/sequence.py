@@ -49,6 +49,7 @@ class Sequence:
         "request",
         "status",
         "token_ids",
+        "wants_prompt_logprobs",
         "was_admitted",
     )
 
@@ -67,6 +68,8 @@ class Sequence:
         """Node of the last page of `block_table` that the prefix cache knows."""
         self.num_cached_tokens = 0
         """Prompt tokens the prefix cache saved at first admission."""
+        asks_prompt_logprobs = request.params.prompt_logprobs is not None
+        self.wants_prompt_logprobs = asks_prompt_logprobs and choice_index == 0
         self.num_prompt_rows_done = 0
         """Prompt positions whose logits were already turned into prompt logprobs."""
         self.was_admitted = False
@@ -80,7 +83,3 @@ class Sequence:
     @property
     def num_tokens_to_compute(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
-
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        return self.request.params.prompt_logprobs is not None and self.choice_index == 0

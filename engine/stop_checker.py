@@ -1,11 +1,10 @@
 """Finds stop texts in a stream of text and holds back what may become one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class StopResult:
+class StopResult(NamedTuple):
     text: str
     """What may be shown now."""
     stop: str | None = None

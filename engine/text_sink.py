@@ -4,7 +4,7 @@ Runs in the loop's thread, so that a stop text ends a choice before another toke
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .detokenizer import Detokenizer
 from .sampler import SampledToken, TokenLogprob
@@ -15,15 +15,13 @@ from .token_sink import ChoiceOutput, RequestOutput, Usage
 from .tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedToken:
+class PlacedToken(NamedTuple):
     token: SampledToken
     text_offset: int
     """Characters of the choice's text that were complete before this token."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceUpdate:
+class ChoiceUpdate(NamedTuple):
     """The next piece of one choice: some text, or its end, or both."""
 
     choice_index: int
@@ -35,8 +33,7 @@ class ChoiceUpdate:
     """The stop text or the token id that ended it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
+class RequestUpdate(NamedTuple):
     prompt_index: int
     choices: tuple[ChoiceUpdate, ...]
     prompt_logprobs: tuple[TokenLogprob, ...]
@@ -78,8 +75,8 @@ class TextSink:
 
     def on_output(self, output: RequestOutput) -> None:
         self._prompt_logprobs += output.prompt_logprobs
-        updates = (self._choices[choice.choice_index].take(choice) for choice in output.choices)
-        choices = tuple(update for update in updates if update is not None)
+        updates = [self._choices[choice.choice_index].take(choice) for choice in output.choices]
+        choices = tuple([update for update in updates if update is not None])
         if not (choices or output.is_finished):
             return
         self._emit(

@@ -39,25 +39,9 @@ class TokenText:
     max_start_characters: int = 0
     """...and how many of it at most."""
     _alphabet: dict[str, int] = field(default_factory=byte_level_alphabet)
-    _cache: dict[str, bytes] = field(default_factory=dict)
 
     def to_bytes(self, token: str) -> bytes:
         """The bytes a token's vocabulary text stands for."""
-        found = self._cache.get(token)
-        if found is None:
-            found = self._cache[token] = self._convert(token)
-        return found
-
-    def strip_start(self, first: bytes) -> bytes:
-        """`first` without the characters the decoder takes off the start of a text."""
-        count = 0
-        while (
-            count < self.max_start_characters and first[count : count + 1] == self.start_characters
-        ):
-            count += 1
-        return first[count:]
-
-    def _convert(self, token: str) -> bytes:
         if self.is_byte_level:
             values = [self._alphabet.get(character) for character in token]
             # A token with a character outside the table was added as plain text.
@@ -68,6 +52,15 @@ class TokenText:
         for old, new in self.replacements:
             token = token.replace(old, new)
         return token.encode("utf-8")
+
+    def strip_start(self, first: bytes) -> bytes:
+        """`first` without the characters the decoder takes off the start of a text."""
+        count = 0
+        while (
+            count < self.max_start_characters and first[count : count + 1] == self.start_characters
+        ):
+            count += 1
+        return first[count:]
 
 
 def read_token_text(decoder: dict[str, Any] | None) -> TokenText:

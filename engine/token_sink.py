@@ -1,14 +1,16 @@
-"""What comes out of the loop for one request, and who receives it."""
+"""What comes out of the loop for one request, and who receives it.
 
-from dataclasses import dataclass
-from typing import Protocol
+Some of these are made for every token, so they are named tuples: made three times as quickly as
+frozen dataclasses.
+"""
+
+from typing import NamedTuple, Protocol
 
 from .sampler import SampledToken, TokenLogprob
 from .sequence import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens a request has used so far, all choices together."""
 
     num_prompt_tokens: int
@@ -18,8 +20,7 @@ class Usage:
     """Prompt tokens that came from the prefix cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceOutput:
+class ChoiceOutput(NamedTuple):
     """What one step gave to one choice."""
 
     choice_index: int
@@ -32,8 +33,7 @@ class ChoiceOutput:
     """The end or stop token that ended it; its text is no part of the output."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What one step gave to one request."""
 
     request_id: str

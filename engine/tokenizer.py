@@ -67,6 +67,8 @@ class Tokenizer:
         self.adds_bos = self.bos_token_id is not None and self._adds_bos()
         """Whether text gets a begin token in front when nothing else is said."""
         self._token_text: TokenText | None = None
+        self._bytes: dict[int, bytes] = {}
+        """Of the ids that were asked for."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -111,7 +113,11 @@ class Tokenizer:
 
     def id_to_bytes(self, token_id: int) -> bytes:
         """What a token writes in the middle of a text; empty for an id that has no token."""
-        return self._text_rules.to_bytes(self._parsing.id_to_token(token_id) or "")
+        found = self._bytes.get(token_id)
+        if found is None:
+            token = self._parsing.id_to_token(token_id) or ""
+            found = self._bytes[token_id] = self._text_rules.to_bytes(token)
+        return found
 
     def strip_start(self, first: bytes) -> bytes:
         """The bytes of a text's first token, without the space the tokenizer had put there."""

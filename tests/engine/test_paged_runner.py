@@ -5,7 +5,7 @@ import pytest
 from everycast.engine import paged_runner
 from everycast.engine.model_runner import ModelInfo, StepInput
 from everycast.engine.paged_runner import PagedRunner, query_tiles, slots_of
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 PAGE = 4
@@ -28,6 +28,7 @@ def step_of(sequences: list[tuple[int, int]], rows: list[int] | None = None) -> 
 
 
 @given(SEQUENCES)
+@example([(5, 1), (0, 1), (31, 1)])  # all decode
 def test_every_token_has_a_slot_of_its_own_sequence(sequences: list[tuple[int, int]]) -> None:
     slots = slots_of(step_of(sequences), PAGE)
     expected = [
@@ -39,6 +40,7 @@ def test_every_token_has_a_slot_of_its_own_sequence(sequences: list[tuple[int, i
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=10), st.integers(1, 20))
+@example([1, 1, 1], 16)  # all decode
 def test_tiles_cut_every_sequence_without_gaps(counts: list[int], tile: int) -> None:
     tiles = query_tiles(np.cumsum([0, *counts]).astype(np.int32), tile)
     expected, first = [], 0
@@ -76,6 +78,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> PagedRunner:
     """Over arrays in place of TVM's tensors."""
     for name in ("as_tensor", "as_array", "as_tuple"):
         monkeypatch.setattr(paged_runner, name, lambda value: value)
+    monkeypatch.setattr(paged_runner, "choose_threads", lambda *_: 1)
     info = ModelInfo(2, 64, PAGE, 32, 512, max_num_sequence=3)
     return PagedRunner(FakeLibrary(), [], info, num_pages=6)
 
@@ -107,8 +110,12 @@ def test_pages_are_copied_whole(runner: PagedRunner) -> None:
 
 
 def test_inputs_are_aligned_int32() -> None:
-    for size in (1, 3, 17):
-        tensor = paged_runner._int32(np.arange(size, dtype=np.int64) + 2**31 - 20)
-        array = np.from_dlpack(tensor)
-        assert array.dtype == np.int32 and array.ctypes.data % 64 == 0
-        assert array.tolist() == [*range(2**31 - 20, 2**31 - 20 + size)]
+    """Also when the tensors of the step before are filled again."""
+    tensors = paged_runner._Int32Tensors()
+    for start, shapes in enumerate([((1,), (2, 3)), ((17,), (1, 3)), ((17,), (1, 3)), ((2,),)]):
+        first = 2**31 - 20 - start
+        values = [np.arange(np.prod(shape)).reshape(shape) + first for shape in shapes]
+        for tensor, value in zip(tensors.filled(*values), values, strict=True):
+            array = np.from_dlpack(tensor)
+            assert array.dtype == np.int32 and array.ctypes.data % 64 == 0
+            assert array.tolist() == value.tolist()
