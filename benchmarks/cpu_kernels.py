@@ -30,11 +30,11 @@ from ..artifact.tensor_format import TensorFormat
 from ..schedules.cpu.dot_bf16 import LLVM_SOURCE
 from ..schedules.cpu.isa import CpuIsa, isa_of
 from ..schedules.cpu.kernel import body, kernel
-from ..schedules.cpu.linear import (
+from ..schedules.cpu.linear import linears
+from ..schedules.cpu.linear_inputs import (
     Activations,
     activation_specs,
     activation_terms,
-    linears,
     num_terms,
 )
 from ..schedules.cpu.packing import PackedWeight

@@ -16,70 +16,18 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
 from . import dot_bf16, dot_int8
-from .activation import activation_buffers, quantize_activations
-from .activation_bf16 import bf16_activation_buffer, bf16_activations
 from .byte_dots import BYTE_DOTS, ByteDot
 from .control import either, for_tiles, parallel
 from .dot_float import dot_float
 from .isa import CpuIsa
 from .kernel import Kernel, body, kernel, kernel_factory
+from .linear_inputs import activation_specs, are_bfloat16
 from .linear_schedule import LinearSchedule, default_schedule
 from .packing import PackedWeight
 from .vectors import LANES, constant, exp2, local_array, opaque, ramp
 
-Activations = Literal["int8", "mixed", "int16", "float32"]
-"""How the inputs of layers are rounded, where weights and instruction set allow for it."""
-TERMS: dict[Activations, dict[str, int]] = {
-    "int8": {"attention": 1, "mlp": 1, "head": 1},
-    "mixed": {"attention": 2, "mlp": 1, "head": 2},
-    "int16": {"attention": 2, "mlp": 2, "head": 2},
-}
-"""Terms of int8 by the role of a layer (`relax_models/operators.py`); one that is not here takes
-floats."""
-BFLOAT16_TERMS: dict[Activations, int] = {"int8": 1, "mixed": 1, "int16": 2}
-"""Terms of bfloat16, for weights of bfloat16. One costs no more than chance (docs/quantization.md),
-so roles make no difference."""
 Activation = Literal["silu", "gelu_tanh"]
 _LOG2_E = 1.4426950408889634
-
-
-def num_terms(
-    weights: Sequence[PackedWeight], isa: CpuIsa, activations: Activations, role: str
-) -> int:
-    """Terms that a call over these weights takes its activations in, of int8 or of bfloat16; 0 for
-    float32."""
-    if are_bfloat16(weights):
-        return BFLOAT16_TERMS.get(activations, 0) if isa.has_bf16_dot else 0
-    if activations not in TERMS or isa.byte_dot is None:
-        return 0
-    if not all(map(dot_int8.supports, weights)):
-        return 0
-    return TERMS[activations][role]
-
-
-def activation_terms(weights: Sequence[PackedWeight], terms: int) -> tirx.PrimFunc:
-    """x [m, K] float32 → the buffers of `activation_specs`: x in the terms (at least one) that a
-    call over these weights takes."""
-    k = weights[0].k
-    return bf16_activations(k, terms) if are_bfloat16(weights) else quantize_activations(k, terms)
-
-
-def activation_specs(
-    weights: Sequence[PackedWeight], m: Any, terms: int
-) -> list[tuple[tuple[Any, int], str]]:
-    """Shapes and dtypes of what a call over these weights takes for x, for m tokens (a number or
-    symbolic)."""
-    k = weights[0].k
-    if not terms:
-        return [((m, k), "float32")]
-    if are_bfloat16(weights):
-        return [bf16_activation_buffer(k, m, terms)]
-    return activation_buffers(k, m, terms)
-
-
-def are_bfloat16(weights: Sequence[PackedWeight]) -> bool:
-    """Whether terms of a call over these weights are of bfloat16, not of int8."""
-    return all(weight.is_bfloat16 for weight in weights)
 
 
 def linears(
@@ -93,8 +41,8 @@ def linears(
 ) -> tirx.PrimFunc:
     """(x, for each weight: packed, (bias [N]), (residual [m, N])) → [m, N] float32 of each.
 
-    x is [m, K] float32, or with `terms` the buffers of `activation_terms`. A residual is for a
-    single weight. Without a schedule it has the default one.
+    x is [m, K] float32, or with `terms` the buffers of `linear_inputs.activation_terms`. A residual
+    is for a single weight. Without a schedule it has the default one.
     """
     schedule = schedule or schedule_for(weights, isa, terms)
     return _linears(tuple(weights), tuple(biases), isa, terms, residual, schedule)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from . import linear
+from . import linear, linear_inputs
 from .isa import CpuIsa
 from .linear_schedule import LinearSchedule
 from .packing import PackedWeight
@@ -30,7 +30,7 @@ class LinearOperator:
             parts.append(f"{weight.n}x{weight.k}.{weight.layout_key}{bias}")
         if self.residual:
             parts.append("residual")
-        if linear.are_bfloat16(self.weights) and self.terms:
+        if linear_inputs.are_bfloat16(self.weights) and self.terms:
             parts.append(f"bfloat16x{self.terms}")
         else:
             parts.append(f"int{8 * self.terms}" if self.terms else "float32")

@@ -7,10 +7,10 @@ from tvm import relax, tirx
 
 from ...artifact.tensor_format import TensorFormat
 from ..passes.lower_operators import Handler, Lowering
-from . import attention, embedding, linear, norm, rotary
+from . import attention, embedding, linear_inputs, norm, rotary
 from .attention_state import Heads
 from .isa import CpuIsa
-from .linear import Activations
+from .linear_inputs import Activations
 from .linear_operator import LinearOperator
 from .linear_schedule import LinearSchedule
 from .pack_weights import pack_func
@@ -140,11 +140,11 @@ class _CpuLowering:
         self, lowering: Lowering, x: relax.Expr, weights: Sequence[PackedWeight], role: str
     ) -> tuple[int, list[relax.Expr]]:
         """Terms of the activations, and x in that form: itself, or the buffers of the terms."""
-        terms = linear.num_terms(weights, self.isa, self.activations, role)
+        terms = linear_inputs.num_terms(weights, self.isa, self.activations, role)
         if not terms:
             return 0, [x]
-        specs = linear.activation_specs(weights, _shape(x)[0], terms)
-        func = linear.activation_terms(weights, terms)
+        specs = linear_inputs.activation_specs(weights, _shape(x)[0], terms)
+        func = linear_inputs.activation_terms(weights, terms)
         rounded = lowering.emit(lowering.call(func, [x], specs))
         if len(specs) == 1:
             return terms, [rounded]

@@ -11,7 +11,7 @@ import tvm
 
 from ...pipeline import CPU_TIR_PIPELINE
 from ..isa import CpuIsa
-from ..linear import activation_specs, are_bfloat16
+from ..linear_inputs import activation_specs, are_bfloat16
 from ..linear_operator import LinearOperator
 from ..linear_schedule import LinearSchedule
 from .search import Comparison

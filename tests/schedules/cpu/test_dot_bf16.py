@@ -8,11 +8,10 @@ import pytest
 import tvm
 from everycast.artifact.host import host_platform
 from everycast.artifact.tensor_format import TensorFormat
-from everycast.schedules.cpu.linear import (
+from everycast.schedules.cpu.linear import gated_mlp, linears
+from everycast.schedules.cpu.linear_inputs import (
     activation_specs,
     activation_terms,
-    gated_mlp,
-    linears,
     num_terms,
 )
 from everycast.schedules.cpu.linear_operator import LinearOperator

@@ -9,7 +9,8 @@ import tvm
 from everycast.artifact.tensor_format import TensorFormat
 from everycast.schedules.cpu.activation import activation_buffers, quantize_activations
 from everycast.schedules.cpu.isa import isa_of
-from everycast.schedules.cpu.linear import gated_mlp, linears, num_terms
+from everycast.schedules.cpu.linear import gated_mlp, linears
+from everycast.schedules.cpu.linear_inputs import num_terms
 from everycast.schedules.cpu.packing import PackedWeight
 from tvm import relax, tirx
 
