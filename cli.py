@@ -28,12 +28,13 @@ app = typer.Typer(
 
 MODEL_HELP = "A name, a Hugging Face folder, HF://org/name, a GGUF file, or a compiled folder."
 SCHEME_HELP = "Such as q4f16_1 or q0f32. Default: a GGUF as it is, a float model in 4 bits."
+TARGET_HELP = "cpu, vulkan, cuda, rocm, metal, opencl, perhaps :ARCH; or (to compile) all."
 ACTIVATIONS_HELP = "Inputs of quantized layers: auto, int8, mixed, int16, float32."
 THREADS_HELP = "Threads that compute; default: as many as are fastest here."
 CONTEXT_HELP = "Most tokens of prompt and answer together."
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
-Target = Annotated[str, typer.Option("--target", help="What to compile for: cpu or cpu:MCPU.")]
+Target = Annotated[str, typer.Option("--target", help=TARGET_HELP)]
 Quantization = Annotated[str | None, typer.Option("--quantization", "-q", help=SCHEME_HELP)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the model's folder goes.")]
 Context = Annotated[int | None, typer.Option("--context-window-size", min=1, help=CONTEXT_HELP)]
@@ -201,6 +202,7 @@ def serve(
     threads: Threads = None,
     target: Target = "cpu",
     quantization: Quantization = None,
+    activations: Activations = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Serve a model over OpenAI's HTTP interface.
@@ -220,7 +222,9 @@ def serve(
         "num_threads": threads,
     }
     with bind(host, port) as bound:
-        parts = load_parts(model, target, quantization, mode, config, quiet=quiet)
+        parts = load_parts(
+            model, target, quantization, mode, config, quiet=quiet, activations=activations
+        )
         engine = AsyncMLCEngine.from_parts(*parts)
         try:
             bound.listen()  # whoever waits for the next line may connect at once

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal
@@ -14,7 +15,10 @@ from .artifact.cache import cache_dir
 from .artifact.errors import CompileError
 from .artifact.host import host_features, host_platform
 from .engine.memory_plan import available_memory
+from .targets.device_linkers import find_amd_linker, find_macos_linker
 from .targets.linker import find_linker
+from .targets.nvcc import find_nvcc
+from .targets.vulkan.tools import find_tool, missing_tools
 
 GIB = 2**30
 MIN_PYTHON = (3, 11)
@@ -32,7 +36,7 @@ _KERNELS = (
 """CPU features (LLVM's names) → the kernels they select, best first, as `schedules/cpu/isa.py`."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]*[A-Za-z0-9])(?:\[.*\])? *(==|>=) *([^,; ]+)")
 """The form in which `pyproject.toml` states what it needs: a name and one bound."""
-_LATER_TARGETS = ("cuda", "rocm", "metal", "vulkan", "webgpu", "ios", "android")
+_LATER_TARGETS = ("webgpu", "ios", "android")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ def run_checks() -> list[Check]:
     checks = [_python(), *_packages(), _runtime(), *_linkers()]
     checks += [*_cpu(), _threads(), _memory(), _disk()]
     checks.append(_target_cpu(checks))
+    checks += _target_gpus()
     checks += [
         Check(f"target {name}", "info", "not yet in this version") for name in _LATER_TARGETS
     ]
@@ -135,6 +140,30 @@ def _target_cpu(checks: list[Check]) -> Check:
     if missing:
         return Check("target cpu", "fail", f"not without: {', '.join(missing)} (above)")
     return Check("target cpu", "ok", "compiles and runs here")
+
+
+def _target_gpus() -> list[Check]:
+    """Whether libraries for GPUs can be compiled here, which needs no such GPU."""
+
+    def vulkan() -> str:
+        for name in missing_tools():
+            find_tool(name)
+        return "kernels as SPIR-V"
+
+    probes: dict[str, Callable[[], str]] = {
+        "vulkan": vulkan,
+        "cuda": lambda: find_nvcc().path,
+        "rocm": lambda: shlex.join(find_amd_linker().command),
+        "metal": lambda: shlex.join(find_macos_linker().command),
+        "opencl": lambda: "kernels as source",
+    }
+    checks = []
+    for name, probe in probes.items():
+        try:
+            checks.append(Check(f"target {name}", "ok", f"compiles ({probe()})"))
+        except CompileError as error:
+            checks.append(Check(f"target {name}", "info", str(error)))
+    return checks
 
 
 def _memory() -> Check:

@@ -96,6 +96,8 @@ def ensure_artifact(
     Raises CheckpointError for a path that does not exist, RequestError if an artifact folder is
     not of the asked quantization or activations are asked of one, and what `build` raises.
     """
+    if target == "all":
+        raise RequestError("a model runs on one target: target 'all' is for everycast compile")
     path = Path(model).expanduser()
     if is_artifact(path):
         _check_quantization(path, quantization)

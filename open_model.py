@@ -53,9 +53,11 @@ def build_and_report(
         f"{weights.quantization}, {weights.bits_per_weight:.2f} bits per weight, "
         f"{console.human_bytes(num_bytes)}"
     )
-    if target and (schedules := manifest.libraries[target].schedules):
-        counts = (f"{count} {kind}" for kind, count in schedules.items())
-        console.note(f"schedules of operators: {', '.join(counts)}")
+    built = list(manifest.libraries) if target == "all" else [target] if target else []
+    for name in built:
+        library = manifest.libraries[name]
+        counts = ", ".join(f"{count} {kind}" for kind, count in library.schedules.items())
+        console.note(f"{library.file}: schedules of operators: {counts}")
     follow = ["chat", str(path)] if target else ["compile", model, "-q", weights.quantization]
     console.note(f"next: {shlex.join(['everycast', *follow])}")
 

@@ -22,11 +22,13 @@ from ..artifact.manifest import (
     read_manifest,
 )  # fmt: skip
 from ..artifact.tensor_cache import TensorCacheReader
+from .device_runner import DeviceRunner, load_device_parameters
+from .devices import DeviceMemory
 from .engine_config import EngineConfig, Mode
 from .loop import EngineLoop
 from .memory_plan import MemoryPlan, available_memory, plan_memory
 from .model_description import ModelDescription
-from .model_runner import ModelInfo
+from .model_runner import ModelInfo, ModelRunner
 from .paged_runner import PagedRunner
 from .parameters import Progress, load_parameters, read_parameters
 from .runtime import Library
@@ -37,8 +39,8 @@ from .tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 CHAT_CONFIG_JSON = "mlc-chat-config.json"
-DEVICES = ("cpu",)
-"""What a library can run on, best first."""
+DEVICES = ("cpu", "vulkan")
+"""What a library can run on, and the order in which `auto` tries them."""
 
 _ADVICE: dict[str, Any] = {
     "temperature": int | float,
@@ -64,6 +66,8 @@ class OpenArtifact:
     config: EngineConfig
     chat_config: Mapping[str, Any]
     plan: MemoryPlan
+    memory: DeviceMemory | None
+    """Of the device that the library runs on; None for the CPU."""
 
     def load(self, progress: Progress | None = None) -> EngineParts:
         """Load the library's parameters and take the KV pages.
@@ -73,17 +77,24 @@ class OpenArtifact:
         tokenizer = Tokenizer.from_folder(self.folder)
         description = ModelDescription(self.folder.name, _defaults(self.chat_config, self.info))
         limits = self.config.resolve(self.info, self.plan.num_pages)
-        parameters = load_parameters(self.folder, self.library, self.weights, progress)
-        runner = PagedRunner(
-            self.library, parameters, self.info, self.plan.num_pages, self.config.num_threads
-        )
         loop = EngineLoop(
-            runner,
+            self.runner(progress),
             limits,
             tokenizer_size=tokenizer.size,
             eos_token_ids=self.chat_config["eos_token_id"],
         )
         return loop, tokenizer, description
+
+    def runner(self, progress: Progress | None = None) -> ModelRunner:
+        """The model with its parameters and pages, on its device."""
+        num_pages, num_threads = self.plan.num_pages, self.config.num_threads
+        if self.memory is None:
+            parameters = load_parameters(self.folder, self.library, self.weights, progress)
+            return PagedRunner(self.library, parameters, self.info, num_pages, num_threads)
+        parameters = load_device_parameters(self.library, self.weights, self.memory, progress)
+        return DeviceRunner(
+            self.library, self.memory, parameters, self.info, num_pages, num_threads
+        )
 
 
 def load_engine_parts(
@@ -126,15 +137,17 @@ def open_artifact(
             "process may use; lower it, or leave it out"
         )
     if model_lib is None:
-        stamp = _library_stamp(manifest, device)
-        library = Library(library_file(folder, stamp))
+        name, stamp = _library_stamp(manifest, device)
+        memory = _memory(name)
+        library = Library(library_file(folder, stamp), name.partition(":")[0])
         if _limits(library.metadata) != stamp.limits:
             raise ArtifactError(
                 f"library {stamp.file} of {folder} has other limits than {MANIFEST_JSON} says; "
                 "compile it again"
             )
     else:
-        library = Library(Path(model_lib))
+        memory = _memory(device)
+        library = Library(Path(model_lib), "cpu" if memory is None else memory.kind)
         if library.metadata.get("config_hash") != manifest.model.config_hash:
             raise ArtifactError(
                 f"model_lib {model_lib} was compiled for another model than {manifest.model.name}; "
@@ -146,7 +159,8 @@ def open_artifact(
         info,
         weight_bytes=read_parameters(library.metadata)[1],
         workspace_bytes=_workspace_bytes(library.metadata),
-        available_bytes=available_memory(),
+        available_bytes=_available_bytes(memory),
+        max_tensor_bytes=None if memory is None else memory.max_tensor_bytes(),
     )
     if plan.num_tokens < config.kv_tokens(info):
         logger.warning(
@@ -154,26 +168,45 @@ def open_artifact(
             config.kv_tokens(info),
             plan.num_tokens,
         )
-    return OpenArtifact(folder, manifest, library, weights, info, config, chat_config, plan)
+    return OpenArtifact(folder, manifest, library, weights, info, config, chat_config, plan, memory)
 
 
-def _library_stamp(manifest: Manifest, device: str) -> LibraryStamp:
-    """The library for `device` (`cpu`, or `cpu:x86-64-v3`: this one and no other). Of several that
-    fit, the one that uses most of this machine's CPU features."""
-    names = list(manifest.libraries)
-    if device != "auto":
-        if device.partition(":")[0] not in DEVICES:
-            raise ArtifactError(
-                f"device '{device}' cannot be run on in this version; choose {', '.join(DEVICES)}"
-            )
-        names = [name for name in names if name == device or name.partition(":")[0] == device]
+def _memory(name: str) -> DeviceMemory | None:
+    """Of the device `name` (`vulkan`, `vulkan:arch`); None for the CPU."""
+    kind = name.partition(":")[0]
+    return None if kind in ("auto", "cpu") else DeviceMemory(kind)
+
+
+def _available_bytes(memory: DeviceMemory | None) -> int:
+    if memory is None:
+        return available_memory()
+    if memory.shares_host_memory:
+        return min(memory.free_bytes(), available_memory())
+    return memory.free_bytes()
+
+
+def _library_stamp(manifest: Manifest, device: str) -> tuple[str, LibraryStamp]:
+    """The library for `device` (`cpu`, or `cpu:x86-64-v3`: this one and no other), and its name. Of
+    several that fit, the one that uses most of this machine's CPU features."""
+    kinds = {name: name.partition(":")[0] for name in manifest.libraries}
+    if device == "auto":
+        names = [name for name, kind in kinds.items() if kind in DEVICES]
+    elif device.partition(":")[0] not in DEVICES:
+        raise ArtifactError(
+            f"device '{device}' cannot be run on in this version; choose {', '.join(DEVICES)}"
+        )
+    else:
+        names = [name for name, kind in kinds.items() if device in (name, kind)]
     if not names:
-        return check_library(manifest, "cpu" if device == "auto" else device, this_host())
-    names.sort(key=lambda name: len(manifest.libraries[name].cpu_features), reverse=True)
+        wanted = "cpu" if device == "auto" else device
+        return wanted, check_library(manifest, wanted, this_host())
+    names.sort(
+        key=lambda name: (DEVICES.index(kinds[name]), -len(manifest.libraries[name].cpu_features))
+    )
     refusals = []
     for name in names:
         try:
-            return check_library(manifest, name, this_host())
+            return name, check_library(manifest, name, this_host())
         except ArtifactError as error:
             refusals.append(error)
     raise refusals[0]

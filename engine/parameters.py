@@ -78,7 +78,7 @@ def load_parameters(
     key = hash_json([weights.weights_hash(), library.metadata["parameters"]])[:16]
     path = _packed_file(folder, key)
     if not path.is_file() or path.stat().st_size != num_bytes:
-        _check_sources(parameters, weights)
+        check_sources(parameters, weights)
         weights.verify()
         _pack(path, parameters, num_bytes, library, weights, progress)
     memory = _read(path, num_bytes)
@@ -95,7 +95,7 @@ def _packed_file(folder: Path, key: str) -> Path:
     return cache_dir() / "packed" / f"{key}.bin"
 
 
-def _check_sources(parameters: Sequence[Parameter], weights: TensorCacheReader) -> None:
+def check_sources(parameters: Sequence[Parameter], weights: TensorCacheReader) -> None:
     """ArtifactError unless every tensor is there, in the form that the library takes as it is."""
     missing = [s for parameter in parameters for s in parameter.sources if s not in weights]
     if missing:

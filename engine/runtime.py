@@ -49,17 +49,19 @@ def load_runtime() -> None:
 
 
 class Library:
-    """A compiled model library on the CPU. Its functions are Relax functions of the VM.
+    """A compiled model library. Its functions are Relax functions of the VM.
 
     Raises ArtifactError for a file that is none.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, device: str = "cpu") -> None:
+        """`device` is where the model runs; `devices.DeviceMemory` must have loaded its runtime."""
         load_runtime()
+        kind = tvm_ffi.device(device).dlpack_device_type()
         try:
             module = tvm_ffi.load_module(_unloaded_name(path))
             self._vm = module["vm_load_executable"]()
-            self._vm["vm_initialization"](_CPU, 0, _POOLED_ALLOCATOR, _CPU, 0, _POOLED_ALLOCATOR)
+            self._vm["vm_initialization"](kind, 0, _POOLED_ALLOCATOR, _CPU, 0, _POOLED_ALLOCATOR)
             self.metadata: dict[str, Any] = json.loads(str(self._vm["_metadata"]()))
         except Exception as error:
             reason = str(error).strip().splitlines()[-1:]

@@ -42,10 +42,13 @@ from ..relax_models.registry import load_config, weight_map
 from ..relax_models.weights import WeightSource
 from .chat_config import CHAT_CONFIG_JSON, chat_config, sampling_advice
 from .library import BuiltLibrary, build_library, config_hash
-from .target import CompileTarget, find_target
+from .target import TARGETS, CompileTarget, find_target
 from .weights import WeightPlan, plan_weights, rope_parameters, stored_tensors
 
 logger = logging.getLogger(__name__)
+
+ALL_TARGETS = "all"
+"""In place of a target's name: all that can be compiled for on this machine."""
 
 Report = Callable[[str, int, int, str], None]
 """(stage, done, total, unit)"""
@@ -81,6 +84,8 @@ def compile_model(request: BuildRequest, report: Report) -> Path:
 
     Everything that can be checked is checked before work starts; nothing half-written stays.
     """
+    if request.target == ALL_TARGETS:
+        return _compile_for_all(request, report)
     target = None
     if request.target is not None:
         target = find_target(request.target, activations=request.activations)
@@ -93,6 +98,24 @@ def compile_model(request: BuildRequest, report: Report) -> Path:
             _build_all(temporary, source, target, request, report)
     elif target is not None:
         _add_library(folder, known, source, target, request, report)
+    return folder
+
+
+def _compile_for_all(request: BuildRequest, report: Report) -> Path:
+    """A library for every target whose tools are installed, the others left out with a warning."""
+    names = []
+    for name in TARGETS:
+        try:
+            find_target(name, activations=request.activations)
+        except CompileError as error:
+            logger.warning("left out: %s", error)
+        else:
+            names.append(name)
+    if not names:
+        raise CompileError("no target can be compiled for here (see above)")
+    for name in names:
+        dump_ir = None if request.dump_ir is None else request.dump_ir / name
+        folder = compile_model(replace(request, target=name, dump_ir=dump_ir), report)
     return folder
 
 

@@ -88,7 +88,7 @@ def build_library(
     for name, func in target.sampling_functions(config.vocab_size).items():
         planned[name] = func
     planned["_metadata"] = _constant_function("_metadata", json.dumps(metadata))
-    with tvm.transform.PassContext(opt_level=3):
+    with target.compiling(), tvm.transform.PassContext(opt_level=3):
         executable = tvm.compile(
             planned,
             tvm_target,

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,17 @@ from ..artifact.errors import CompileError
 from ..relax_models.config import DecoderConfig
 from ..schedules.passes.lower_operators import LoweredModel
 
-TARGETS = {"cpu": ".cpu"}
+TARGETS = {
+    "cpu": ".cpu",
+    "vulkan": ".vulkan.target",
+    "cuda": ".cuda",
+    "rocm": ".rocm",
+    "metal": ".metal",
+    "opencl": ".opencl",
+}
 """Target name → the module here whose `make_target(arch)` gives it."""
 
-PLANNED = ("cuda", "rocm", "metal", "vulkan", "opencl", "webgpu")
+PLANNED = ("webgpu",)
 """Targets of the design that this version cannot compile for."""
 
 
@@ -38,6 +46,8 @@ class CompileTarget:
     """Dtype of the KV pages, from the dtype of the quantization scheme."""
     tir_pipeline: str = "default"
     """TVM's name of the passes from kernels to code."""
+    compiling: Callable[[], AbstractContextManager[None]] = nullcontext
+    """What to be in while TVM makes code."""
     constants: dict[str, Any] = field(default_factory=dict)
     model_constants: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {}
     sampling_functions: Callable[[int], dict[str, tvm.tirx.PrimFunc]] = lambda vocab_size: {}

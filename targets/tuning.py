@@ -70,6 +70,8 @@ class Tuning:
         self.request = request
         tracker = _tracker_address(request)
         target = find_target(request.target, activations=request.activations)
+        if target.name != "cpu":
+            raise RequestError(f"only kernels of target cpu can be tuned, not of {target.name}")
         if tracker is None:
             _check_runs_here(target)
         self.operators = _chosen(_operators(request, target, progress), request.operator)

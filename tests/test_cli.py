@@ -420,7 +420,7 @@ def test_doctor(run: Run, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch)
     assert {"python", "apache-tvm", "tvm runtime", "cpu", "memory", "cache", "threads"} <= set(
         statuses
     )
-    assert statuses["target cpu"] == "ok" and statuses["target cuda"] == "info"
+    assert statuses["target cpu"] == "ok" and statuses["target webgpu"] == "info"
     assert report["ok"] == ("fail" not in statuses.values()) == (result.code == 0)
     monkeypatch.setattr("everycast.doctor._installed_version", lambda name: "0.1")
     broken = run("doctor")
@@ -453,7 +453,8 @@ def test_serve(
 
     def serve() -> None:
         try:
-            cli.main(["serve", "m", "--port", "0", "--max-num-sequence", "3", "--threads", "2"])
+            options = ["--max-num-sequence", "3", "--threads", "2", "--activations", "int8"]
+            cli.main(["serve", "m", "--port", "0", *options])
         except SystemExit as end:
             codes.append(end.code)
 
@@ -473,6 +474,7 @@ def test_serve(
     thread.join(20)
     assert answer.json()["choices"][0]["message"]["content"] == "hello"
     assert codes in ([0], [None])
+    assert [build["activations"] for build in machine.builds] == ["int8"]
     assert machine.opened[0][1:] == (
         "server",
         {

@@ -194,3 +194,8 @@ def test_only_built_models_are_removed(
 def test_any_model_name_makes_one_plain_folder_name(name: str) -> None:
     slot = model_store._slot_name(name.replace("\x00", "0"), "cpu", None, "auto")
     assert Path(slot).name == slot and slot not in (".", "..") and slot.isascii()
+
+
+def test_a_model_runs_on_one_target() -> None:
+    with pytest.raises(RequestError, match="target 'all' is for everycast compile"):
+        model_store.ensure_artifact("m", "all")

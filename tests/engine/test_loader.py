@@ -118,15 +118,19 @@ AVX512 = (*V3, "avx512f")
         ("cpu", AVX512, "cpu:znver4"),
         ("cpu", V3, "cpu:x86-64-v3"),
         ("cpu:x86-64-v3", AVX512, "cpu:x86-64-v3"),
+        ("vulkan", AVX512, "vulkan"),
     ],
 )
 def test_the_library_that_uses_most_of_the_machine(
     artifact: Path, monkeypatch: pytest.MonkeyPatch, device: str, features: Any, chosen: str
 ) -> None:
-    manifest = stamps({"cpu:x86-64-v3": V3, "cpu:znver4": AVX512}, read_manifest(artifact))
+    """The CPU's, unless another device is asked for."""
+    libraries = {"cuda": (), "vulkan": V3, "cpu:x86-64-v3": V3, "cpu:znver4": AVX512}
+    manifest = stamps(libraries, read_manifest(artifact))
     host = Host(this_host().versions, "linux-x86_64", frozenset(features))
     monkeypatch.setattr(loader, "this_host", lambda: host)
-    assert loader._library_stamp(manifest, device).file == chosen
+    name, stamp = loader._library_stamp(manifest, device)
+    assert name == stamp.file == chosen
 
 
 def stamps(libraries: dict[str, tuple[str, ...]], manifest: Manifest) -> Manifest:

@@ -13,11 +13,11 @@ def test_the_cpu_target_is_found_with_and_without_an_architecture() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cuda", "target 'cuda' cannot be compiled for in this version; supported: cpu"),
-        ("vulkan:anything", "target 'vulkan' cannot be compiled for"),
+        ("webgpu", "target 'webgpu' cannot be compiled for in this version; supported: cpu"),
+        ("vulkan:anything", "target vulkan has one library for all devices; leave ':anything' out"),
         ("cpv", "unknown target 'cpv'; did you mean cpu"),
         ("cudda", "did you mean cuda"),
-        ("quantum", "unknown target 'quantum'; supported: cpu"),
+        ("quantum", "unknown target 'quantum'; supported: cpu, vulkan, cuda"),
         ("", "unknown target ''"),
         ("cpu:x86-64-v33", "did you mean x86-64-v3"),
     ],

@@ -90,6 +90,7 @@ def test_lowering_applies_the_records_and_counts(
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
+        ({"target": "opencl"}, RequestError, "only kernels of target cpu"),
         ({"operator": "nothing"}, RequestError, r"'nothing'; the model has .*linears"),
         ({"target": "cpu:cortex-a76"}, CompileError, "does not run on this machine.*--rpc"),
         ({"rpc": "somewhere"}, RequestError, "HOST:PORT"),

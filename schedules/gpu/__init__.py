@@ -1,0 +1,1 @@
+"""Kernels of all GPU targets, written once over `GpuLimits`."""

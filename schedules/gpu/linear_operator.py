@@ -1,0 +1,77 @@
+"""What a linear layer computes, and how it ends: the part that `gemv` and `gemm` share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tvm.script import tirx as T
+
+from .kernel import bind, store
+from .weight import GpuWeight, WeightReader
+
+Activation = Literal["silu", "gelu_tanh"]
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class LinearOperator:
+    """One or, with an `activation`, two weights of the same shape that the same x goes through."""
+
+    weights: tuple[GpuWeight, ...]
+    biases: tuple[bool, ...]
+    residual: bool = False
+    activation: Activation | None = None
+
+    @property
+    def n(self) -> int:
+        return self.weights[0].n
+
+    @property
+    def k(self) -> int:
+        return self.weights[0].k
+
+    @property
+    def name(self) -> str:
+        kind = self.activation or "linear"
+        tail = "_add" if self.residual else ""
+        bias = "_bias" if any(self.biases) else ""
+        return "_".join([kind, *dict.fromkeys(w.key for w in self.weights)]) + bias + tail
+
+
+@dataclass(slots=True)
+class LinearArguments:
+    """The operator's tensors inside its PrimFunc."""
+
+    operator: LinearOperator
+    x: Any
+    readers: list[WeightReader]
+    biases: list[Any]
+    residual: Any
+    y: Any
+    rows: Any
+    """Rows of x, an int32."""
+
+    def finish(self, row: Any, column: Any, sums: Sequence[Any]) -> None:
+        """Store y[row, column] from the products with each weight."""
+        values = [
+            value if bias is None else value + bias[column]
+            for value, bias in zip(sums, self.biases, strict=True)
+        ]
+        value = values[0]
+        if self.operator.activation is not None:
+            gate, up = values
+            value = activate(bind(gate), self.operator.activation) * up
+        if self.residual is not None:
+            value = self.residual[row, column] + value
+        store(self.y, value, row, column)
+
+
+def activate(value: Any, activation: Activation) -> Any:
+    """SiLU, or GELU in its tanh form: v / (1 + exp(-t)), as (1 + tanh(t / 2)) / 2 is a sigmoid."""
+    t = value
+    if activation == "gelu_tanh":
+        cubic = T.float32(0.044715) * value * value * value
+        t = T.float32(2 * 0.7978845608028654) * (value + cubic)
+    # Bounded, so that no device needs infinities; beyond, the quotient is 0 in float32.
+    power = T.min(t * T.float32(-_LOG2_E), T.float32(126))
+    return value / (T.float32(1) + T.exp2(power))

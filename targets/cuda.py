@@ -1,0 +1,46 @@
+"""CUDA: NVIDIA GPUs. TVM writes CUDA C, nvcc makes machine code of it; no driver is needed.
+
+Where there is no driver, TVM stores CUDA C in a library, to be compiled when the library is loaded.
+Instead the machine code is stored as text (`artifact.machine_code`).
+"""
+
+import tvm_ffi
+
+from ..artifact.errors import CompileError
+from ..artifact.machine_code import as_text, from_text
+from ..schedules.gpu.limits import GpuLimits
+from .gpu import gpu_target, refuse_activations, this_machine
+from .nvcc import find_nvcc
+from .target import CompileTarget
+
+_LIMITS = GpuLimits(max_threads=1024, shared_bytes=48 << 10)
+_USUAL = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+"""Ampere to Blackwell: what a library without a named architecture has machine code for."""
+
+
+def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget:
+    """`arch` is a compute capability (`sm_90`); None: machine code for the usual ones that the
+    compiler knows. CompileError if it is unknown, or without nvcc or a linker."""
+    refuse_activations("cuda", activations)
+    compiler = find_nvcc()
+    known = compiler.architectures()
+    if arch is not None and arch not in known:
+        raise CompileError(
+            f"unknown architecture '{arch}' for target cuda; nvcc here knows {', '.join(known)}"
+        )
+    chosen = (arch,) if arch is not None else tuple(name for name in _USUAL if name in known)
+
+    def compiled(source: str, _: object) -> str:
+        return as_text(compiler.compile(source, chosen))
+
+    tvm_ffi.register_global_func("tvm_callback_cuda_postproc", compiled, override=True)
+    tvm_ffi.register_global_func("tvm_callback_cuda_compile", from_text, override=True)
+    spec = {
+        "kind": "cuda",
+        "arch": chosen[0],
+        "max_num_threads": _LIMITS.max_threads,
+        "max_threads_per_block": _LIMITS.max_threads,
+        "max_shared_memory_per_block": _LIMITS.shared_bytes,
+        "thread_warp_size": 32,
+    }
+    return gpu_target("cuda", spec, _LIMITS, this_machine())

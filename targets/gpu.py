@@ -1,0 +1,161 @@
+"""What all GPU targets share: kernels from `schedules/gpu`, a host part on LLVM, one library."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.target import codegen
+
+from ..artifact.errors import CompileError
+from ..artifact.host import host_platform, known_features
+from ..relax_models.config import DecoderConfig
+from ..relax_models.paged_attention import PAGE_SIZE
+from ..schedules.cpu.sampling import sampling_functions, workspace_shape
+from ..schedules.gpu.attention import tiling
+from ..schedules.gpu.attention_block import AttentionShape
+from ..schedules.gpu.limits import GpuLimits
+from ..schedules.gpu.lowering import gpu_handlers
+from ..schedules.gpu.pipeline import GPU_TIR_PIPELINE
+from ..schedules.passes.count_unscheduled import count_unscheduled
+from ..schedules.passes.lower_operators import LoweredModel, lower_operators
+from .linker import Linker, find_linker
+from .target import CompileTarget
+
+_HOSTS: Mapping[str, dict[str, Any]] = {
+    "linux-x86_64": {"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "x86-64-v3"},
+    "linux-aarch64": {
+        "mtriple": "aarch64-unknown-linux-gnu", "mcpu": "generic", "mattr": ["+neon"],
+    },
+    "macos-arm64": {"mtriple": "arm64-apple-macosx13.0", "mcpu": "apple-m1"},
+}  # fmt: skip
+"""Platform → what the host part is compiled for: one library for all such machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine that a library loads on, and what links for it."""
+
+    platform: str
+    link: Callable[[Path, list[str]], None]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {"kind": "llvm", **_HOSTS[self.platform]}
+
+    @property
+    def features(self) -> frozenset[str]:
+        """CPU features that the host part needs, by LLVM's names."""
+        found = codegen.llvm_get_cpu_features(tvm.target.Target(self.spec))
+        return frozenset(map(str, found)) & known_features(self.platform)
+
+
+def this_machine() -> Host:
+    """CompileError if libraries for GPUs cannot be loaded or linked here."""
+    platform = host_platform()
+    if platform not in _HOSTS:
+        raise CompileError(
+            f"libraries for GPUs cannot be built for {platform}; supported: {', '.join(_HOSTS)}"
+        )
+    linker: Linker = find_linker(platform)
+    return Host(platform, linker.link)
+
+
+def gpu_target(
+    name: str,
+    spec: dict[str, Any],
+    limits: GpuLimits,
+    host: Host,
+    *,
+    library_suffix: str = "so",
+) -> CompileTarget:
+    """The target of a GPU whose TVM target is `spec`, without a host; `name` is also TVM's name of
+    the kind of device."""
+    # What a code generator raises keeps its class on the way through TVM.
+    tvm_ffi.register_error("CompileError", CompileError)
+    full_spec = {**spec, "host": host.spec}
+    return CompileTarget(
+        name=name,
+        spec=full_spec,
+        library_suffix=library_suffix,
+        platform=host.platform,
+        required_features=host.features,
+        lower=lambda module, names: _lower(module, names, limits),
+        export=lambda executable, path: _export(executable, path, host),
+        kv_dtype=lambda dtype: "float32" if dtype == "float32" else "float16",
+        tir_pipeline=GPU_TIR_PIPELINE,
+        constants={
+            "device": name,
+            # What a device must have.
+            "device_limits": {
+                "threads_per_block": limits.max_threads,
+                "shared_bytes_per_block": limits.shared_bytes,
+            },
+        },
+        model_constants=lambda config: {
+            "query_tile": tiling(_attention(config), limits).tokens,
+            "sampling_workspace": workspace_shape(config.vocab_size),
+        },
+        sampling_functions=lambda vocab_size: _on_host(sampling_functions(vocab_size), full_spec),
+    )
+
+
+def refuse_activations(name: str, activations: str) -> None:
+    """CompileError unless activations stay float32, as they do on every GPU."""
+    if activations not in ("auto", "float32"):
+        raise CompileError(
+            f"activations '{activations}' are for target cpu; {name} computes in float32, leave "
+            "--activations out"
+        )
+
+
+def choose_arch(name: str, arch: str | None, known: Mapping[str, Any], default: str) -> str:
+    """`arch`, or `default` where none is asked for; CompileError if it is not known."""
+    if arch is None:
+        return default
+    if not known:
+        raise CompileError(f"target {name} has one library for all devices; leave ':{arch}' out")
+    if arch not in known:
+        raise CompileError(
+            f"unknown architecture '{arch}' for target {name}; supported: {', '.join(known)}"
+        )
+    return arch
+
+
+def _attention(config: DecoderConfig) -> AttentionShape:
+    # The dtype of the pages does not matter here: shared memory holds them in float32.
+    return AttentionShape(
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        PAGE_SIZE,
+        "float32",
+    )
+
+
+def _lower(module: tvm.IRModule, names: Any, limits: GpuLimits) -> LoweredModel:
+    lowered = lower_operators(module, names, gpu_handlers(limits))
+    lowered.schedules = {
+        "tuned": 0,
+        "hand": sum(lowered.lowered.values()),
+        "default": count_unscheduled(lowered.module),
+    }
+    return lowered
+
+
+def _on_host(
+    functions: Mapping[str, tirx.PrimFunc], spec: dict[str, Any]
+) -> dict[str, tirx.PrimFunc]:
+    """The functions for the host part of a library whose kernels are for another device."""
+    host = tvm.target.Target(spec["host"])
+    return {name: func.with_attr("target", host) for name, func in functions.items()}
+
+
+def _export(executable: Any, path: Path, host: Host) -> None:
+    def link(output: str, objects: list[str], **_: Any) -> None:
+        host.link(Path(output), objects)
+
+    executable.export_library(str(path), fcompile=link)

@@ -1,0 +1,71 @@
+"""NVIDIA's compiler: where it is found, and what it makes. Standard library only, for `doctor`."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..artifact.errors import CompileError
+
+INSTALL = "pip install nvidia-cuda-nvcc nvidia-cuda-cccl (or bring NVIDIA's CUDA toolkit)"
+
+
+@dataclass(frozen=True, slots=True)
+class Nvcc:
+    """A CUDA compiler that is installed here."""
+
+    path: str
+
+    def architectures(self) -> tuple[str, ...]:
+        """What it can make machine code for (`sm_90`), oldest first."""
+        return _architectures(self.path)
+
+    def compile(self, source: str, architectures: tuple[str, ...]) -> bytes:
+        """A fat binary with machine code for each architecture, and PTX of the last for later ones.
+        CompileError with the compiler's first line if it does not take the source."""
+        with tempfile.TemporaryDirectory() as folder:
+            code, binary = Path(folder, "kernels.cu"), Path(folder, "kernels.fatbin")
+            code.write_text(source, encoding="utf-8")
+            numbers = [name.removeprefix("sm_") for name in architectures]
+            wanted = [f"arch=compute_{n},code=sm_{n}" for n in numbers]
+            wanted.append(f"arch=compute_{numbers[-1]},code=compute_{numbers[-1]}")
+            options = [option for each in wanted for option in ("-gencode", each)]
+            command = [self.path, "-fatbin", "-O3", "--threads", "0", *options]
+            _run([*command, "-o", str(binary), str(code)])
+            return binary.read_bytes()
+
+
+def find_nvcc() -> Nvcc:
+    """From CUDA_HOME, the PATH, the usual folder, or NVIDIA's Python packages; CompileError, with
+    the command that brings it, if there is none."""
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    site = Path(sysconfig.get_path("purelib"), "nvidia")
+    folders = [str(Path(home, "bin")) for home in homes if home]
+    folders += [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    folders += sorted(map(str, site.glob("cu*/bin")), reverse=True)
+    path = shutil.which("nvcc", path=os.pathsep.join(folders))
+    if path is None:
+        raise CompileError(f"target cuda needs nvcc, which is not installed; run: {INSTALL}")
+    return Nvcc(path)
+
+
+@functools.cache
+def _architectures(path: str) -> tuple[str, ...]:
+    listed = _run([path, "--list-gpu-code"]).split()
+    numbers = sorted({int(name[3:]) for name in listed if name[3:].isdigit()})
+    return tuple(f"sm_{number}" for number in numbers)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise CompileError(f"nvcc does not start: {error}; run: {INSTALL}") from None
+    if run.returncode != 0:
+        lines = (run.stderr or run.stdout).strip().splitlines() or ["no message"]
+        raise CompileError(f"nvcc failed (exit code {run.returncode}): {lines[0].strip()}")
+    return run.stdout
