@@ -53,6 +53,13 @@ def _tiles_of_one() -> None:
     from ..schedules.cpu.isa import CpuIsa
 
     CpuIsa.largest_tile = lambda self, terms: 1  # type: ignore[method-assign]
+    _no_pairs()
+
+
+def _no_pairs() -> None:
+    from ..schedules.cpu.isa import CpuIsa
+
+    CpuIsa.pair_tile = lambda self, terms: 0  # type: ignore[method-assign]
 
 
 def _no_prefetch() -> None:
@@ -72,6 +79,7 @@ VARIANTS = (
     Variant("a parallel region for each operator", build_environment={"EVERYCAST_ONE_REGION": "0"}),
     Variant("4 kB pages", prefix=(sys.executable, "-S", "-c", _SMALL_PAGES)),
     Variant("no prefetch of weights", _no_prefetch),
+    Variant("no tiles of two blocks of rows", _no_pairs),
     Variant("tiles of one token", _tiles_of_one),
     Variant("a context is one thread's", _no_splits),
     Variant("AVX2 instead of AVX-512", target="cpu:x86-64-v3"),
