@@ -1,5 +1,6 @@
 """From a lowered Relax module to one that the VM code generator takes, in numbered phases."""
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,17 +79,23 @@ def run_pipeline(
     return module
 
 
-def _lower_cpu_kernels() -> tuple[Any, Any, Any]:
-    """From emitted kernels to functions that LLVM takes: what TVM's own pipeline does for a CPU,
-    without what LLVM does better (common subexpressions, a third of the compile time) and what only
-    GPUs need. Local buffers are never merged: they would become too large for the stack, and an
-    allocation for every block of rows costs a quarter of the decoding time."""
+def _lower_kernels(*, compact: bool) -> tuple[Any, Any, Any]:
+    """From emitted kernels to device and host code: what TVM's own pipeline does, without the
+    passes that guess (kernels say themselves where threads meet and what is shared) and what LLVM
+    does better (common subexpressions, a third of the compile time). Local buffers are never
+    merged: they would become too large for a CPU's stack, and an allocation for every block of rows
+    costs a quarter of the decoding time.
+
+    compact: shrink buffers to what is used of them; nearly all of the time on kernels for GPUs,
+    which have none to shrink.
+    """
+    compaction = [s_tir.transform.CompactBufferAllocation()] if compact else []
     passes = tvm.transform.Sequential(
         [
             s_tir.transform.LowerInitBlock(),
             s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
             s_tir.transform.ConvertBlocksToOpaque(),
-            s_tir.transform.CompactBufferAllocation(),
+            *compaction,
             s_tir.transform.LowerMatchBuffer(),
             s_tir.transform.LowerOpaqueBlock(),
             tirx.transform.FlattenBuffer(),
@@ -107,6 +114,7 @@ def _lower_cpu_kernels() -> tuple[Any, Any, Any]:
     return passes, finalize_host_passes, finalize_device_passes
 
 
-CPU_TIR_PIPELINE = "everycast_cpu"
-"""Name of `_lower_cpu_kernels` for `tvm.compile`."""
-register_tir_pipeline(CPU_TIR_PIPELINE, _lower_cpu_kernels)
+CPU_TIR_PIPELINE, GPU_TIR_PIPELINE = "everycast_cpu", "everycast_gpu"
+"""Names of `_lower_kernels` for `tvm.compile`."""
+register_tir_pipeline(CPU_TIR_PIPELINE, functools.partial(_lower_kernels, compact=True))
+register_tir_pipeline(GPU_TIR_PIPELINE, functools.partial(_lower_kernels, compact=False))

@@ -19,9 +19,9 @@ from ..schedules.gpu.attention import tiling
 from ..schedules.gpu.attention_block import AttentionShape
 from ..schedules.gpu.limits import GpuLimits
 from ..schedules.gpu.lowering import gpu_handlers
-from ..schedules.gpu.pipeline import GPU_TIR_PIPELINE
 from ..schedules.passes.count_unscheduled import count_unscheduled
 from ..schedules.passes.lower_operators import LoweredModel, lower_operators
+from ..schedules.pipeline import GPU_TIR_PIPELINE
 from .linker import Linker, find_linker
 from .target import CompileTarget
 

@@ -12,7 +12,7 @@ from everycast.artifact.tensor_format import TensorFormat
 from everycast.native.vulkan_runtime import load_vulkan_runtime
 from everycast.quant_schemes.bits import pack_values
 from everycast.schedules.gpu.limits import GemmTile, GpuLimits
-from everycast.schedules.gpu.pipeline import GPU_TIR_PIPELINE
+from everycast.schedules.pipeline import GPU_TIR_PIPELINE
 from everycast.targets.vulkan.target import make_target
 
 LIMITS = {
