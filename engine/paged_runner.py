@@ -9,6 +9,7 @@ from .library_sampling import LibrarySampling
 from .model_runner import ModelInfo, SampleInput, SampleOutput, StepInput, TokenParts
 from .row_sampling import sample_rows
 from .runtime import Library, Tensor, as_array, as_tensor, as_tuple, huge_array
+from .thread_governor import ThreadGovernor
 from .threads import choose_threads, set_threads
 
 
@@ -23,10 +24,11 @@ class PagedRunner:
         num_pages: int,
         num_threads: int | None = None,
     ) -> None:
-        """num_threads: None takes what is fastest (`threads.choose_threads`)."""
+        """num_threads: at most so many; None takes what is fastest (`threads.choose_threads`)."""
         metadata = library.metadata
         self.info, self.num_pages = info, num_pages
-        self._wanted_threads, self._has_threads = num_threads, False
+        self._wanted_threads = num_threads
+        self._governor: ThreadGovernor | None = None
         self._library_key = hash_json(metadata)[:16]
         self._forward = library.function("forward")
         self._logits = library.function("logits")
@@ -43,21 +45,20 @@ class PagedRunner:
 
     def execute(self, step: StepInput) -> np.ndarray:
         """See `ModelRunner.execute`. Rows beyond the library's limit are computed in slices."""
-        if not self._has_threads:
-            self._has_threads = True
-            self._settle_threads()
-        return self._execute(step)
+        if self._governor is None:
+            self._governor = ThreadGovernor(self._settle_threads(), set_threads)
+        self._governor.run(len(step.input_ids), lambda: self._execute(step))
+        return self._step_logits
 
-    def _settle_threads(self) -> None:
+    def _settle_threads(self) -> int:
         """Before the first step: what a trial writes into page 0 is written again by its owner."""
         if self._wanted_threads is not None:
-            set_threads(self._wanted_threads)
-            return
+            return set_threads(self._wanted_threads)
         one, zero = np.ones(1, np.int32), np.zeros(1, np.int32)
         trial = StepInput(one, zero, np.array([0, 1], np.int32), zero[None], zero)
-        choose_threads(lambda: self._execute(trial), self._library_key)
+        return choose_threads(lambda: self._execute(trial), self._library_key)
 
-    def _execute(self, step: StepInput) -> np.ndarray:
+    def _execute(self, step: StepInput) -> None:
         inputs = self._inputs.filled(
             step.input_ids,
             step.positions,
@@ -75,7 +76,6 @@ class PagedRunner:
             for i in range(0, num_rows, limit):
                 rows = step.logit_rows[i : i + limit]
                 self._step_logits[i : i + limit] = self._row_logits(hidden, rows)
-        return self._step_logits
 
     def sample(self, draws: SampleInput) -> SampleOutput:
         """See `ModelRunner.sample`."""

@@ -1,0 +1,113 @@
+"""The governor over a machine that is made up: its clock goes on by what a step takes there."""
+
+import pytest
+from everycast.engine.thread_governor import MOST_GOVERNED_TOKENS, ThreadGovernor
+from hypothesis import given
+from hypothesis import strategies as st
+
+STEP = 0.002
+"""Seconds of a step of one token with one thread, on idle CPUs."""
+
+
+class Machine:
+    """`cpus` CPUs, all of them wanted by other programs while `is_busy`."""
+
+    def __init__(self, cpus: int) -> None:
+        self.cpus, self.is_busy = cpus, False
+        self.now, self.preemptions, self.threads = 0.0, 0, cpus
+        self.governor = ThreadGovernor(cpus, self.set_threads, self.clock, lambda: self.preemptions)
+
+    def set_threads(self, count: int) -> None:
+        assert 1 <= count <= self.cpus
+        self.threads = count
+
+    def clock(self) -> float:
+        return self.now
+
+    def seconds(self, threads: int, num_tokens: int) -> float:
+        alone = STEP * num_tokens / threads
+        # Threads that meet at every operator wait for one another's time slices.
+        return alone * (1.5 if threads == 1 else 2 * threads**2) if self.is_busy else alone
+
+    def run(self, num_tokens: int = 1) -> int:
+        """A step; the number of threads it had."""
+        used = []
+
+        def step() -> None:
+            used.append(self.threads)
+            self.now += self.seconds(self.threads, num_tokens)
+            self.preemptions += self.threads if self.is_busy else 0
+
+        self.governor.run(num_tokens, step)
+        return used[0]
+
+    def run_for(self, seconds: float) -> list[int]:
+        end = self.now + seconds
+        used = []
+        while self.now < end:
+            used.append(self.run())
+        return used
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 3, 8])
+def test_all_threads_on_idle_cpus(cpus: int) -> None:
+    assert set(Machine(cpus).run_for(3)) == {cpus}
+
+
+@pytest.mark.parametrize("cpus", [2, 3, 8, 64])
+def test_busy_cpus_bring_the_threads_down_and_idle_ones_up_again(cpus: int) -> None:
+    machine = Machine(cpus)
+    machine.run_for(1)
+    machine.is_busy = True
+    machine.run_for(10)
+    used = machine.run_for(5)
+    assert used.count(1) > 0.9 * len(used)
+    machine.is_busy = False
+    machine.run_for(0.5)
+    assert set(machine.run_for(1)) == {cpus}
+
+
+def test_long_steps_have_all_threads() -> None:
+    machine = Machine(2)
+    machine.is_busy = True
+    machine.run_for(5)
+    assert machine.run(MOST_GOVERNED_TOKENS + 1) == 2
+    assert machine.run() == 1
+
+
+def test_preemptions_alone_change_nothing() -> None:
+    """Others take CPUs, but fewer threads would be slower: then they are only tried."""
+    machine = Machine(4)
+    machine.seconds = lambda threads, num_tokens: STEP * num_tokens / threads  # type: ignore[method-assign]
+    machine.is_busy = True
+    used = machine.run_for(20)
+    assert used.count(4) > 0.97 * len(used)
+    assert set(used) == {4, 2}
+
+
+@given(
+    st.sampled_from([2, 3, 4, 6]),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 80), st.integers(1, 30)), max_size=60),
+)
+def test_any_course_of_steps(cpus: int, course: list[tuple[bool, int, int]]) -> None:
+    """Every step runs once, with a possible number of threads; long ones with all."""
+    machine = Machine(cpus)
+    steps: list[int] = []
+    for is_busy, num_tokens, count in course:
+        machine.is_busy = is_busy
+        steps += [machine.run(num_tokens) for _ in range(count)]
+        if num_tokens > MOST_GOVERNED_TOKENS:
+            assert steps[-1] == cpus
+    assert all(1 <= threads <= cpus for threads in steps)
+    assert len(steps) == sum(count for _, _, count in course)
+
+
+def test_a_failing_step_is_the_callers() -> None:
+    machine = Machine(2)
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        machine.governor.run(1, fail)
+    machine.run_for(1)
