@@ -45,6 +45,7 @@ class ThreadGovernor:
         self._size = 0
         self._was_up = False
         self._pause, self._next_trial = _FIRST_PAUSE, 0.0
+        self._steps, self._seconds, self._preemptions_before = 0, 0.0, 0
         self._start_window()
 
     def run(self, num_tokens: int, step: Callable[[], None]) -> None:
