@@ -21,6 +21,10 @@ class CapacityError(EverycastError):
     """Memory, disk, pages or queue do not suffice; the text names both numbers."""
 
 
+class DeviceError(EverycastError):
+    """A device failed while it worked: it was lost, or ran out of memory."""
+
+
 class RequestError(EverycastError, ValueError):
     """A request is not valid. `param` names the offending field (OpenAI's `error.param`)."""
 

@@ -14,7 +14,7 @@ from .paged_attention import PAGE_SIZE
 
 
 class KVState:
-    """What attention needs beside q, k and v. `pages` is replaced after every append."""
+    """What attention needs beside q, k and v. The pages are replaced after every append."""
 
     def __init__(
         self,
@@ -31,6 +31,14 @@ class KVState:
         self.query_tiles = query_tiles
         self.slots = slots
         self.rotary_tables = rotary_tables
+
+    def layer_pages(self, layer: int) -> tuple[nn.Tensor, int]:
+        """The pages with a layer's keys and values, and its number among the layers in them."""
+        return self.pages, layer
+
+    def replace_pages(self, layer: int, pages: nn.Tensor) -> None:
+        """What `layer_pages` gives from now on."""
+        self.pages = pages
 
 
 class Attention(nn.Module):
@@ -55,17 +63,19 @@ class Attention(nn.Module):
             q = self._norm_heads(q, self.q_norm)
             k = self._norm_heads(k, self.k_norm)
         rotary = kv.rotary_tables[config.layer_ropes[self.layer]]
-        q, kv.pages = ops.rotate_and_append(
-            q, k, v, rotary, kv.slots, kv.pages, config=config, layer=self.layer
+        pages, number = kv.layer_pages(self.layer)
+        q, pages = ops.rotate_and_append(
+            q, k, v, rotary, kv.slots, pages, config=config, layer=number
         )
+        kv.replace_pages(self.layer, pages)
         return ops.attention(
             q,
-            kv.pages,
+            pages,
             kv.block_tables,
             kv.positions,
             kv.query_tiles,
             config=config,
-            layer=self.layer,
+            layer=number,
             window=config.layer_windows[self.layer],
         )
 

@@ -6,6 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import uvicorn
+from fastapi import FastAPI
 
 from ..artifact.errors import CapacityError
 from .app import create_app
@@ -22,9 +23,12 @@ _CANCEL_S = 5
 
 class Server(uvicorn.Server):
     """A uvicorn server that ends what still runs after `grace_s` seconds of shutdown in order:
-    the engine aborts it, so clients get the finish reason "abort" and a complete response."""
+    the engine, if there is one, aborts it, so clients get the finish reason "abort" and a complete
+    response."""
 
-    def __init__(self, config: uvicorn.Config, engine: "AsyncMLCEngine", grace_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: "AsyncMLCEngine | None", grace_s: float
+    ) -> None:
         super().__init__(config)
         self._engine = engine
         self._grace_s = grace_s
@@ -36,7 +40,8 @@ class Server(uvicorn.Server):
 
     async def _end_answers(self) -> None:
         await asyncio.sleep(self._grace_s)
-        await asyncio.to_thread(self._engine.terminate)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.terminate)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -70,8 +75,12 @@ def make_server(
     engine: "AsyncMLCEngine", limits: ServerLimits | None = None, *, grace_s: float = GRACE_S
 ) -> Server:
     """A server that is not running; `serve(sockets=[…])` or `run(sockets=[…])` starts it."""
+    return _make(create_app(engine, limits), engine, grace_s)
+
+
+def _make(app: FastAPI, engine: "AsyncMLCEngine | None", grace_s: float) -> Server:
     config = uvicorn.Config(
-        create_app(engine, limits),
+        app,
         log_level="warning",
         access_log=False,
         ws="none",
@@ -84,7 +93,12 @@ def run_server(
     engine: "AsyncMLCEngine", bound: socket.socket, limits: ServerLimits | None = None
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; answers that are under way get `GRACE_S` to finish."""
+    run_app(create_app(engine, limits), bound, engine)
+
+
+def run_app(app: FastAPI, bound: socket.socket, engine: "AsyncMLCEngine | None" = None) -> None:
+    """As `run_server`, for any application; `engine` is the one whose answers may be under way."""
     try:
-        make_server(engine, limits).run(sockets=[bound])
+        _make(app, engine, GRACE_S).run(sockets=[bound])
     except KeyboardInterrupt:
         pass  # uvicorn has shut down in order and raises the signal again

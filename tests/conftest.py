@@ -36,6 +36,22 @@ def tiny_models() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def write_web_artifact() -> Callable[..., Path]:
+    """`write_web_artifact(folder, targets=(…)) -> folder`, of tests/web_artifacts.py."""
+    write: Callable[..., Path] = _load(TESTS / "web_artifacts.py").write_web_artifact
+    return write
+
+
+@pytest.fixture(scope="session")
+def cuda_emulator() -> ModuleType:
+    """tests/targets/cuda_emulation/emulator.py: runs CUDA C on a CPU; skips without g++."""
+    emulator = _load(TESTS / "targets" / "cuda_emulation" / "emulator.py")
+    if emulator.compiler() is None:
+        pytest.skip("CUDA C is compiled for the CPU by g++: apt install g++")
+    return emulator
+
+
+@pytest.fixture(scope="session")
 def make_tiny(tiny_models: ModuleType) -> Callable[..., Path]:
     """`make_tiny(model_type, folder, **overrides) -> folder`; skips without transformers."""
     pytest.importorskip("torch", reason="tiny checkpoints are written by transformers and torch")

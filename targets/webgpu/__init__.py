@@ -1,0 +1,1 @@
+"""Libraries for browsers, which WebLLM loads."""
