@@ -26,15 +26,26 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+package_app = typer.Typer(
+    help="Write what runs elsewhere, without everycast.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(package_app, name="package")
+
 MODEL_HELP = "A name, a Hugging Face folder, HF://org/name, a GGUF file, or a compiled folder."
 SCHEME_HELP = "Such as q4f16_1 or q0f32. Default: a GGUF as it is, a float model in 4 bits."
 TARGET_HELP = "cpu, vulkan, cuda, rocm, metal, opencl, perhaps :ARCH; or (to compile) all."
+DEVICE_HELP = "auto (the best), cpu, cuda, rocm, metal, vulkan or opencl; cuda:1 is a second one."
 ACTIVATIONS_HELP = "Inputs of quantized layers: auto, int8, mixed, int16, float32."
 THREADS_HELP = "Threads that compute; default: as many as are fastest here."
 CONTEXT_HELP = "Most tokens of prompt and answer together."
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
+Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help=MODEL_HELP)]
 Target = Annotated[str, typer.Option("--target", help=TARGET_HELP)]
+Device = Annotated[str, typer.Option("--device", help=DEVICE_HELP)]
 Quantization = Annotated[str | None, typer.Option("--quantization", "-q", help=SCHEME_HELP)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the model's folder goes.")]
 Context = Annotated[int | None, typer.Option("--context-window-size", min=1, help=CONTEXT_HELP)]
@@ -141,7 +152,7 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(min=0, help="Most tokens per answer.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 always answers the same.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes a random answer repeatable.")] = None,
-    target: Target = "cpu",
+    device: Device = "auto",
     quantization: Quantization = None,
     activations: Activations = "auto",
     context_window_size: Context = None,
@@ -164,7 +175,7 @@ def chat(
         prompt = sys.stdin.read()
     config = {"context_window_size": context_window_size, "num_threads": threads}
     with open_engine(
-        model, target, quantization, config, quiet=quiet or json, activations=activations
+        model, device, quantization, config, quiet=quiet or json, activations=activations
     ) as engine:
         options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
         session = Session(engine, system, options)
@@ -200,7 +211,7 @@ def serve(
         int, typer.Option(min=1, help="Most requests at once; others get 429.")
     ] = 256,
     threads: Threads = None,
-    target: Target = "cpu",
+    device: Device = "auto",
     quantization: Quantization = None,
     activations: Activations = "auto",
     quiet: Quiet = False,
@@ -223,7 +234,7 @@ def serve(
     }
     with bind(host, port) as bound:
         parts = load_parts(
-            model, target, quantization, mode, config, quiet=quiet, activations=activations
+            model, device, quantization, mode, config, quiet=quiet, activations=activations
         )
         engine = AsyncMLCEngine.from_parts(*parts)
         try:
@@ -232,6 +243,47 @@ def serve(
             run_server(engine, bound, ServerLimits(max_requests=max_requests))
         finally:
             engine.terminate()
+
+
+@app.command()
+def web(
+    models: Models,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    with_server: Annotated[
+        bool,
+        typer.Option("--with-server", help="Answer browsers without WebGPU from this machine."),
+    ] = False,
+    quantization: Quantization = None,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a chat page on which models run in the browser.
+
+    Builds the models for WebGPU first, where they are not.
+
+    \b
+    Example: everycast web smollm2-135m
+    """
+    from .web_command import serve_web
+
+    serve_web(models, quantization, host=host, port=port, with_server=with_server, quiet=quiet)
+
+
+@package_app.command("web")
+def package_web(
+    models: Models,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
+    quantization: Quantization = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write the chat page and models as a folder for any static host.
+
+    \b
+    Example: everycast package web smollm2-135m -o site
+    """
+    from .web_command import package_web
+
+    package_web(models, quantization, output, quiet=quiet)
 
 
 @app.command("list")
@@ -289,7 +341,7 @@ def perplexity(
     bos: Annotated[
         bool | None, typer.Option("--bos/--no-bos", help="Begin token; default: the tokenizer's.")
     ] = None,
-    target: Target = "cpu",
+    device: Device = "auto",
     quantization: Quantization = None,
     activations: Activations = "auto",
     json: Json = False,
@@ -308,7 +360,7 @@ def perplexity(
     content = read_text(text)
     config = {"context_window_size": tokens}
     with open_engine(
-        model, target, quantization, config, quiet=quiet or json, activations=activations
+        model, device, quantization, config, quiet=quiet or json, activations=activations
     ) as engine:
         result = measure_perplexity(engine, content, tokens, bos=bos)
     if json:
@@ -334,6 +386,7 @@ def bench(
     ] = "decode,prefill_128,prefill_512,batch_8,batch_32",
     rounds: Annotated[int, typer.Option(min=1, help="Figures of each work; medians count.")] = 7,
     activations: Annotated[str, typer.Option(help="Modes of ours by commas.")] = "auto",
+    device: Device = "cpu",
     shape: Annotated[
         str | None, typer.Option(help="Random weights of this shape instead of a model.")
     ] = None,
@@ -370,6 +423,7 @@ def bench(
         works=works,
         rounds=rounds,
         activations=activations,
+        device=device,
         peer_isa=peer_isa,
         peer_python=peer_python or [],
         json=json,
@@ -424,6 +478,27 @@ def tune(
         device_key=device_key,
     )
     run_tune(request, quiet=quiet or json, as_json=json)
+
+
+@app.command()
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="A folder that compile wrote.")],
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all figures to this file.")
+    ] = None,
+) -> None:
+    """Show what is in compiled libraries.
+
+    Size, kernels, registers, shared memory and spills, by each target's own tool where it is
+    installed. Exit code 1 if a tool finds something wrong.
+
+    \b
+    Example: everycast inspect dist/smollm2-135m-gguf
+    """
+    from .inspect_command import run_inspect
+
+    if not run_inspect(folder, json):
+        raise typer.Exit(1)
 
 
 @app.command()

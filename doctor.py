@@ -12,12 +12,15 @@ from importlib import metadata
 from typing import Literal
 
 from .artifact.cache import cache_dir
-from .artifact.errors import CompileError
+from .artifact.errors import ArtifactError, CompileError
 from .artifact.host import host_features, host_platform
+from .engine.device_runtimes import KINDS
+from .engine.devices import DeviceInfo, list_devices
 from .engine.memory_plan import available_memory
+from .native.build import find_compiler
+from .targets.cuda_compiler import find_cuda_compiler
 from .targets.device_linkers import find_amd_linker, find_macos_linker
 from .targets.linker import find_linker
-from .targets.nvcc import find_nvcc
 from .targets.vulkan.tools import find_tool, missing_tools
 
 GIB = 2**30
@@ -53,7 +56,7 @@ def run_checks() -> list[Check]:
     checks = [_python(), *_packages(), _runtime(), *_linkers()]
     checks += [*_cpu(), _threads(), _memory(), _disk()]
     checks.append(_target_cpu(checks))
-    checks += _target_gpus()
+    checks += [*_target_gpus(), *_devices()]
     checks += [
         Check(f"target {name}", "info", "not yet in this version") for name in _LATER_TARGETS
     ]
@@ -148,11 +151,12 @@ def _target_gpus() -> list[Check]:
     def vulkan() -> str:
         for name in missing_tools():
             find_tool(name)
+        find_compiler()  # for the runtime, which also writes the library
         return "kernels as SPIR-V"
 
     probes: dict[str, Callable[[], str]] = {
         "vulkan": vulkan,
-        "cuda": lambda: find_nvcc().path,
+        "cuda": lambda: find_cuda_compiler().description,
         "rocm": lambda: shlex.join(find_amd_linker().command),
         "metal": lambda: shlex.join(find_macos_linker().command),
         "opencl": lambda: "kernels as source",
@@ -164,6 +168,29 @@ def _target_gpus() -> list[Check]:
         except CompileError as error:
             checks.append(Check(f"target {name}", "info", str(error)))
     return checks
+
+
+def _devices() -> list[Check]:
+    """The devices that libraries can run on here, kind by kind; or why there is none."""
+    checks = []
+    for kind in KINDS:
+        try:
+            devices = list_devices(kind)
+        except ArtifactError as error:
+            checks.append(Check(f"device {kind}", "info", str(error)))
+            continue
+        for device in devices:
+            name = f"device {kind}:{device.index}"
+            checks.append(Check(name, "ok", _description(device)))
+    return checks
+
+
+def _description(device: DeviceInfo) -> str:
+    free, total = device.free_bytes / GIB, device.total_bytes / GIB
+    memory = f"{free:.1f} GiB free of {total:.1f} GiB" if total else ""
+    kind = "" if device.is_gpu else "computes on the CPU"
+    parts = (device.name, kind, device.driver, memory, ", ".join(device.features))
+    return "; ".join(part for part in parts if part)
 
 
 def _memory() -> Check:

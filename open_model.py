@@ -28,6 +28,7 @@ def build_and_report(
     target None: no library. options: further ones of `build_process.build`.
     """
     from .artifact.manifest import read_manifest
+    from .artifact.model_list import webllm_advice
     from .build_process import build
     from .model_store import folder_bytes
 
@@ -53,18 +54,22 @@ def build_and_report(
         f"{weights.quantization}, {weights.bits_per_weight:.2f} bits per weight, "
         f"{console.human_bytes(num_bytes)}"
     )
-    built = list(manifest.libraries) if target == "all" else [target] if target else []
+    built = [
+        name for name in manifest.libraries if target in ("all", name, name.partition(":")[0])
+    ]
     for name in built:
         library = manifest.libraries[name]
         counts = ", ".join(f"{count} {kind}" for kind, count in library.schedules.items())
         console.note(f"{library.file}: schedules of operators: {counts}")
+    for line in webllm_advice(path, built):
+        console.note(line)
     follow = ["chat", str(path)] if target else ["compile", model, "-q", weights.quantization]
     console.note(f"next: {shlex.join(['everycast', *follow])}")
 
 
 def load_parts(
     model: str,
-    target: str,
+    device: str,
     quantization: str | None,
     mode: "Mode",
     config: dict[str, Any],
@@ -72,24 +77,31 @@ def load_parts(
     quiet: bool,
     activations: str = "auto",
 ) -> "EngineParts":
-    """Build what is missing, print the memory plan, load. config: engine_config, None is unset."""
-    from .engine.loader import open_artifact
-    from .model_store import ensure_artifact
+    """Build what is missing, print device and memory plan, load. config: engine_config, None is
+    unset."""
+    from .engine import loader
 
     with BuildView(quiet=quiet) as view:
-        folder = ensure_artifact(
-            model, target, quantization, activations=activations, progress=view.progress
+        artifact = loader.open_model(
+            model,
+            device,
+            mode=mode,
+            engine_config=config,
+            quantization=quantization,
+            activations=activations,
+            progress=view.progress,
         )
-    artifact = open_artifact(folder, target, mode=mode, engine_config=config)
     if not quiet:
+        console.note(artifact.choice)
         console.note(artifact.plan.summary())
     with BuildView(quiet=quiet) as view:
-        return artifact.load(view.bytes_of("pack weights"))
+        stage = "pack weights" if artifact.memory is None else "load weights"
+        return artifact.load(view.bytes_of(stage))
 
 
 def open_engine(
     model: str,
-    target: str,
+    device: str,
     quantization: str | None,
     config: dict[str, Any],
     *,
@@ -98,7 +110,7 @@ def open_engine(
 ) -> "MLCEngine":
     """As `load_parts`, for one request at a time."""
     parts = load_parts(
-        model, target, quantization, "interactive", config, quiet=quiet, activations=activations
+        model, device, quantization, "interactive", config, quiet=quiet, activations=activations
     )
     from .engine.mlc_engine import MLCEngine
 

@@ -9,6 +9,8 @@ from .. import console
 from ..artifact.cache import cache_dir
 from ..artifact.manifest import read_manifest
 from ..build_view import BuildView
+from ..engine.device_choice import best_kind
+from ..engine.devices import AUTO, CPU, library_name
 from .bench_model import BenchModel, compile_for, prepare_gguf, prepare_shape
 from .engines import Installed, Line, install
 from .limits import ModelCost
@@ -61,13 +63,14 @@ def measure(options: BenchOptions, note: Note, results: Results) -> None:
     servers = (
         install(options.peers, *given, gguf=model.gguf, server=True) if "serve" in kinds else []
     )
-    target = TARGETS[options.isa]
+    device = _device(options)
     for activations in options.activations:
         note(f"compiling {model.gguf.name} for {activations} activations")
         with BuildView(quiet=False) as view:
+            target = library_name(device)
             artifact = compile_for(model, activations, target, folder, view.progress)
         for threads in options.threads:
-            line = Line(model, artifact, target, threads, peers)
+            line = Line(model, artifact, device, threads, peers)
             _Sets(options, line, servers, activations, note, results).run()
 
 
@@ -121,7 +124,8 @@ class _Sets:
             for name, engine in engines.items():
                 assert isinstance(engine, LoadedEngine)
                 samples.ready[name] = engine.worker.ready
-            limits = stack.enter_context(self._line.limits())
+            # What a device can do at best, gpu_check.sh measures.
+            limits = stack.enter_context(self._line.limits()) if self._line.is_on_cpu else None
             rounds = self._options.rounds
             run_rounds(engines, works, rounds, samples, self._note, limits=limits)
 
@@ -155,11 +159,16 @@ class _Sets:
             model=line.model.name,
             threads=line.threads,
             activations=ready.get("activations", self._activations),
-            isa=self._options.isa,
+            isa=self._options.isa if line.is_on_cpu else line.device,
             bits_per_weight=read_manifest(line.artifact).weights.bits_per_weight,
             peer_bits_per_weight=line.model.bits_per_weight,
             cost=cost,
         )
+
+
+def _device(options: BenchOptions) -> str:
+    device = best_kind() if options.device == AUTO else options.device
+    return TARGETS[options.isa] if device == CPU else device
 
 
 def _model(options: BenchOptions, folder: Path, note: Note) -> BenchModel:

@@ -61,9 +61,13 @@ class Line:
 
     model: BenchModel
     artifact: Path
-    target: str
+    device: str
     threads: int
     peers: Sequence[Installed]
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.device.partition(":")[0] == "cpu"
 
     def loaded(self, works: Sequence[Work], stack: ExitStack, note: Note) -> dict[str, Contender]:
         """Engines that keep their model loaded, ours first; a peer that cannot load it is named
@@ -84,7 +88,7 @@ class Line:
         """Engines for the start; ours is `everycast chat`, with its tokenizer and template."""
         chat = [sys.executable, "-P", "-m", "everycast.cli", "chat", str(self.artifact)]
         answer = ["--prompt", PROMPT, "--max-tokens", "1", "--temperature", "0", "--quiet"]
-        command = [*chat, *answer, "--target", self.target]
+        command = [*chat, *answer, "--device", self.device]
         return {OURS: FreshCommand(OURS, command, self._environment), **self._fresh_peers()}
 
     def served(
@@ -94,7 +98,7 @@ class Line:
         start is named and left out."""
         slots = max(work.streams for work in works)
         serve = [sys.executable, "-P", "-m", "everycast.cli", "serve", str(self.artifact)]
-        options = ["--target", self.target, "--quiet"]
+        options = ["--device", self.device, "--quiet"]
         server = Server(
             OURS, lambda port: [*serve, "--port", str(port), *options], self._environment
         )
@@ -126,7 +130,7 @@ class Line:
     def ours(self, works: Sequence[Work]) -> StartWorker:
         names = ",".join(work.name for work in works)
         module = [sys.executable, "-P", "-m", f"{__package__}.worker_everycast"]
-        command = [*module, str(self.artifact), self.target, names]
+        command = [*module, str(self.artifact), self.device, names]
         return lambda: Worker(OURS, command, self._environment)
 
     @property

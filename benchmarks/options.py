@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..engine.devices import AUTO, CPU, split_device
 from .peers import Isa, Peer, find_peer, package_names
 from .shapes import find_shape
 from .workers import BenchError
@@ -26,6 +27,8 @@ class BenchOptions:
     peer_pythons: Mapping[str, Path] = field(default_factory=dict)
     json: Path | None = None
     plot: Path | None = None
+    device: str = CPU
+    """Where ours runs: `auto`, or by name (`cuda:1`)."""
 
 
 def parse_options(
@@ -41,6 +44,7 @@ def parse_options(
     peer_python: Sequence[str],
     json: Path | None,
     plot: Path | None,
+    device: str = CPU,
 ) -> BenchOptions:
     """Raises BenchError for what makes no sense, before anything is done."""
     if (model is None) == (shape is None):
@@ -64,6 +68,10 @@ def parse_options(
     known = ("auto", "int8", "mixed", "int16", "float32")
     if bad := [mode for mode in modes if mode not in known]:
         raise BenchError(f"--activations {bad[0]!r} is unknown; choose of {', '.join(known)}")
+    if device != AUTO:
+        split_device(device)
+    if against and device.partition(":")[0] != CPU:
+        raise BenchError("peers run on the CPU; leave --against out, or take --device cpu")
     peers = dict.fromkeys(_names(against, "--against") if against else ())
     return BenchOptions(
         model=model,
@@ -77,6 +85,7 @@ def parse_options(
         peer_pythons=dict(_peer_python(text) for text in peer_python),
         json=json,
         plot=plot,
+        device=device,
     )
 
 

@@ -1,6 +1,6 @@
 """Worker: an artifact in everycast's engine loop.
 
-    TVM_NUM_THREADS=N python -m everycast.benchmarks.worker_everycast ARTIFACT TARGET WORKS
+    TVM_NUM_THREADS=N python -m everycast.benchmarks.worker_everycast ARTIFACT DEVICE WORKS
 
 Requests go in and tokens come out as in `MLCEngine`: scheduler, paged KV, sampler (greedy) and a
 thread of its own; only the text is left out. WORKS (names by commas) say how much KV memory is
@@ -115,16 +115,16 @@ def bytes_per_token(artifact: OpenArtifact) -> int:
 
 
 def main() -> None:
-    folder, target, names = sys.argv[1:]
+    folder, device, names = sys.argv[1:]
     works = [parse_work(name) for name in names.split(",")]
-    artifact = open_artifact(Path(folder), target, engine_config=engine_config(works))
+    artifact = open_artifact(Path(folder), device, engine_config=engine_config(works))
     loop, tokenizer, _ = artifact.load()
     loop.start()
     ready = {
         "bits_per_weight": artifact.manifest.weights.bits_per_weight,
         "bytes_per_token": bytes_per_token(artifact),
         "kv_bytes_per_token": artifact.info.page_bytes / artifact.info.page_size,
-        "activations": artifact.library.metadata["activations"],
+        "activations": artifact.library.metadata.get("activations", "float32"),
     }
     answer_works(ready, EngineWorks(loop, tokenizer.size).run)
 

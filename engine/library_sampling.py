@@ -1,4 +1,4 @@
-"""The sampling functions of a compiled library, over arrays: `row_sampling.SamplingFunctions`."""
+"""The sampling functions of a CPU library, over arrays: `row_sampling.SamplingFunctions`."""
 
 import numpy as np
 

@@ -22,8 +22,10 @@ from ..artifact.manifest import (
     read_manifest,
 )  # fmt: skip
 from ..artifact.tensor_cache import TensorCacheReader
+from .device_check import check_device
+from .device_choice import how_to_add, open_best
 from .device_runner import DeviceRunner, load_device_parameters
-from .devices import DeviceMemory
+from .devices import AUTO, CPU, DeviceMemory, library_name, split_device
 from .engine_config import EngineConfig, Mode
 from .loop import EngineLoop
 from .memory_plan import MemoryPlan, available_memory, plan_memory
@@ -39,8 +41,6 @@ from .tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 CHAT_CONFIG_JSON = "mlc-chat-config.json"
-DEVICES = ("cpu", "vulkan")
-"""What a library can run on, and the order in which `auto` tries them."""
 
 _ADVICE: dict[str, Any] = {
     "temperature": int | float,
@@ -68,6 +68,8 @@ class OpenArtifact:
     plan: MemoryPlan
     memory: DeviceMemory | None
     """Of the device that the library runs on; None for the CPU."""
+    choice: str
+    """One line: the device, and why it was chosen."""
 
     def load(self, progress: Progress | None = None) -> EngineParts:
         """Load the library's parameters and take the KV pages.
@@ -92,14 +94,12 @@ class OpenArtifact:
             parameters = load_parameters(self.folder, self.library, self.weights, progress)
             return PagedRunner(self.library, parameters, self.info, num_pages, num_threads)
         parameters = load_device_parameters(self.library, self.weights, self.memory, progress)
-        return DeviceRunner(
-            self.library, self.memory, parameters, self.info, num_pages, num_threads
-        )
+        return DeviceRunner(self.library, self.memory, parameters, self.info, num_pages)
 
 
 def load_engine_parts(
     model: str | Path,
-    device: str = "auto",
+    device: str = AUTO,
     model_lib: str | Path | None = None,
     mode: Mode = "local",
     engine_config: EngineConfig | Mapping[str, Any] | None = None,
@@ -108,23 +108,56 @@ def load_engine_parts(
 
     Raises the family of EverycastError.
     """
-    from ..model_store import ensure_artifact
+    artifact = open_model(str(model), device, model_lib, mode, engine_config)
+    logger.info(artifact.choice)
+    return artifact.load()
 
-    folder = ensure_artifact(str(model))
-    return open_artifact(folder, device, model_lib, mode, engine_config).load()
+
+def open_model(
+    model: str,
+    device: str = AUTO,
+    model_lib: str | Path | None = None,
+    mode: Mode = "local",
+    engine_config: EngineConfig | Mapping[str, Any] | None = None,
+    **build_options: Any,
+) -> OpenArtifact:
+    """As `open_artifact`, of whatever `model` names: what is not built yet is built for the device
+    (`build_options` are those of `model_store.ensure_artifact`).
+
+    Raises the family of EverycastError.
+    """
+    from ..model_store import ensure_artifact, is_artifact
+
+    def built_for(target: str) -> Path:
+        return ensure_artifact(model, target, **build_options)
+
+    if device != AUTO:
+        kind, _ = split_device(device)
+        if kind != CPU:
+            DeviceMemory(device)  # before anything is built for it
+        folder = built_for(library_name(device))
+    elif model_lib is not None or is_artifact(Path(model).expanduser()):
+        folder = built_for(CPU)
+    else:
+        opened, choice = open_best(
+            lambda kind: open_artifact(built_for(kind), kind, None, mode, engine_config)
+        )
+        return replace(opened, choice=choice)
+    return open_artifact(folder, device, model_lib, mode, engine_config)
 
 
 def open_artifact(
     folder: Path,
-    device: str = "auto",
+    device: str = AUTO,
     model_lib: str | Path | None = None,
     mode: Mode = "local",
     engine_config: EngineConfig | Mapping[str, Any] | None = None,
 ) -> OpenArtifact:
     """Check an artifact against this machine and plan its memory.
 
-    Raises ArtifactError if it does not fit, CapacityError if memory does not suffice,
-    RequestError for an engine_config that makes no sense.
+    device: `auto`, or one by name, perhaps with a number (`cuda:1`) or the name of a library
+    (`cpu:x86-64-v3`). Raises ArtifactError if it does not fit, CapacityError if memory does not
+    suffice, RequestError for an engine_config that makes no sense.
     """
     manifest = read_manifest(folder)
     weights = TensorCacheReader(folder)
@@ -136,24 +169,64 @@ def open_artifact(
             f"num_threads {config.num_threads} is more than the {usable_cpus()} CPUs that this "
             "process may use; lower it, or leave it out"
         )
-    if model_lib is None:
-        name, stamp = _library_stamp(manifest, device)
-        memory = _memory(name)
-        library = Library(library_file(folder, stamp), name.partition(":")[0])
+    path = None if model_lib is None else Path(model_lib)
+
+    def open_on(name: str) -> OpenArtifact:
+        memory, library = _open_library(manifest, folder, name, path)
+        info = model_info(library.metadata)
+        plan = plan_for(config, info, library, memory)
+        label = CPU if memory is None else memory.label
+        return OpenArtifact(
+            folder, manifest, library, weights, info, config, chat_config, plan, memory,
+            f"device: {label}",
+        )  # fmt: skip
+
+    if device != AUTO:
+        split_device(device)
+        return open_on(device)
+    if path is not None:
+        return open_on(CPU)
+    kinds = {name.partition(":")[0] for name in manifest.libraries}
+    if CPU not in kinds and "vulkan" in kinds:
+        # No other library: a driver that computes on the CPU will do.
+        return open_on("vulkan")
+    opened, choice = open_best(open_on, lambda kind: how_to_add(manifest, folder, kind))
+    return replace(opened, choice=choice)
+
+
+def _open_library(
+    manifest: Manifest, folder: Path, device: str, path: Path | None
+) -> tuple[DeviceMemory | None, Library]:
+    """The library for `device` (`path`, or the artifact's own), and the device's memory; None for
+    the CPU."""
+    kind, index = split_device(device)
+    memory = None if kind == CPU else DeviceMemory(device)
+    place = f"{kind}:{index}"
+    if path is None:
+        stamp = _library_stamp(manifest, library_name(device), memory)
+        library = Library(library_file(folder, stamp), place)
         if _limits(library.metadata) != stamp.limits:
             raise ArtifactError(
                 f"library {stamp.file} of {folder} has other limits than {MANIFEST_JSON} says; "
                 "compile it again"
             )
     else:
-        memory = _memory(device)
-        library = Library(Path(model_lib), "cpu" if memory is None else memory.kind)
+        library = Library(path, place)
         if library.metadata.get("config_hash") != manifest.model.config_hash:
             raise ArtifactError(
-                f"model_lib {model_lib} was compiled for another model than {manifest.model.name}; "
+                f"model_lib {path} was compiled for another model than {manifest.model.name}; "
                 "compile it again"
             )
-    info = _model_info(library.metadata)
+    if memory is not None:
+        check_device(library, read_parameters(library.metadata)[0], memory)
+    return memory, library
+
+
+def plan_for(
+    config: EngineConfig, info: ModelInfo, library: Library, memory: DeviceMemory | None
+) -> MemoryPlan:
+    """What a library will take of the device's memory (None: the CPU's). Raises CapacityError if
+    there is too little."""
     plan = plan_memory(
         config,
         info,
@@ -168,13 +241,7 @@ def open_artifact(
             config.kv_tokens(info),
             plan.num_tokens,
         )
-    return OpenArtifact(folder, manifest, library, weights, info, config, chat_config, plan, memory)
-
-
-def _memory(name: str) -> DeviceMemory | None:
-    """Of the device `name` (`vulkan`, `vulkan:arch`); None for the CPU."""
-    kind = name.partition(":")[0]
-    return None if kind in ("auto", "cpu") else DeviceMemory(kind)
+    return plan
 
 
 def _available_bytes(memory: DeviceMemory | None) -> int:
@@ -185,28 +252,26 @@ def _available_bytes(memory: DeviceMemory | None) -> int:
     return memory.free_bytes()
 
 
-def _library_stamp(manifest: Manifest, device: str) -> tuple[str, LibraryStamp]:
-    """The library for `device` (`cpu`, or `cpu:x86-64-v3`: this one and no other), and its name. Of
-    several that fit, the one that uses most of this machine's CPU features."""
-    kinds = {name: name.partition(":")[0] for name in manifest.libraries}
-    if device == "auto":
-        names = [name for name, kind in kinds.items() if kind in DEVICES]
-    elif device.partition(":")[0] not in DEVICES:
-        raise ArtifactError(
-            f"device '{device}' cannot be run on in this version; choose {', '.join(DEVICES)}"
+def _library_stamp(
+    manifest: Manifest, name: str, memory: DeviceMemory | None = None
+) -> LibraryStamp:
+    """The library called `name` (`cpu`, or `cpu:x86-64-v3`: this one and no other). Of several that
+    fit, the one for the device's architecture, or that uses most of this machine's CPU features."""
+    fitting = [full for full in manifest.libraries if name in (full, full.partition(":")[0])]
+    if not fitting:
+        return check_library(manifest, name, this_host())
+    architecture = None if memory is None else memory.architecture()
+    fitting.sort(
+        key=lambda full: (
+            architecture != full.partition(":")[2],
+            ":" in full and memory is not None,  # for other architectures, if not for this one
+            -len(manifest.libraries[full].cpu_features),
         )
-    else:
-        names = [name for name, kind in kinds.items() if device in (name, kind)]
-    if not names:
-        wanted = "cpu" if device == "auto" else device
-        return wanted, check_library(manifest, wanted, this_host())
-    names.sort(
-        key=lambda name: (DEVICES.index(kinds[name]), -len(manifest.libraries[name].cpu_features))
     )
     refusals = []
-    for name in names:
+    for full in fitting:
         try:
-            return name, check_library(manifest, name, this_host())
+            return check_library(manifest, full, this_host())
         except ArtifactError as error:
             refusals.append(error)
     raise refusals[0]
@@ -240,7 +305,7 @@ def _limits(metadata: Mapping[str, Any]) -> Limits:
     )  # fmt: skip
 
 
-def _model_info(metadata: Mapping[str, Any]) -> ModelInfo:
+def model_info(metadata: Mapping[str, Any]) -> ModelInfo:
     """What the library was compiled for; it holds whatever the artifact's other files say."""
     limits = _limits(metadata)
     return ModelInfo(

@@ -251,7 +251,11 @@ class EngineLoop:
                 self._deliver(item.job)
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> None:
-        logger.error("the model failed in a step of %d tokens", plan.num_tokens, exc_info=error)
+        # A known error says all in its text, which goes to whoever asked.
+        if isinstance(error, EverycastError):
+            logger.info("a step of %d tokens failed: %s", plan.num_tokens, error)
+        else:
+            logger.error("the model failed in a step of %d tokens", plan.num_tokens, exc_info=error)
         for request_id in {chunk.sequence.request.request_id for chunk in plan.chunks}:
             if (job := self._jobs.get(request_id)) is not None:
                 self._fail(job, error)

@@ -11,7 +11,8 @@ class EngineCounters:
     step_time_s: float = 0.0
     """Time inside steps, so `step_time_s / num_steps` is the mean step."""
     execute_time_s: float = 0.0
-    """The part of it that the model took."""
+    """The part of it that the model took; of a device, which goes on by itself, until it has been
+    told what to do."""
     num_prefill_tokens: int = 0
     """Computed tokens of prompts, and of outputs after a preemption."""
     num_output_tokens: int = 0

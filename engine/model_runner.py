@@ -125,10 +125,10 @@ class ModelRunner(Protocol):
     info: ModelInfo
     num_pages: int
 
-    def execute(self, step: StepInput) -> np.ndarray:
+    def execute(self, step: StepInput) -> np.ndarray | None:
         """Append the new tokens' keys and values to their pages, attend, and compute the logits,
         [num_rows, vocab_size] float32, which stay with the runner until the next call. What is
-        returned shows them; the engine does not read it."""
+        returned shows them where they are in the host's memory; the engine does not read it."""
         ...
 
     def sample(self, draws: SampleInput) -> SampleOutput:

@@ -1,4 +1,4 @@
-"""The order in which a step's logits are changed, drawn from and reported, whoever computes it."""
+"""The order in which logits on the CPU are changed, drawn from and reported, whoever does it."""
 
 from typing import Protocol
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..artifact.dtypes import numpy_dtype
-from ..artifact.errors import ArtifactError, CapacityError
+from ..artifact.errors import ArtifactError, CapacityError, DeviceError
 from .threads import prepare_pools
 from .tvm_runtime import tvm_ffi
 
@@ -55,18 +55,22 @@ class Library:
     """
 
     def __init__(self, path: Path, device: str = "cpu") -> None:
-        """`device` is where the model runs; `devices.DeviceMemory` must have loaded its runtime."""
+        """`device` (`vulkan`, `cuda:1`) is where the model runs; `devices.DeviceMemory` must have
+        loaded its runtime."""
         load_runtime()
-        kind = tvm_ffi.device(device).dlpack_device_type()
+        place = tvm_ffi.device(device)
+        self._is_on_device = place.dlpack_device_type() != _CPU
         try:
-            module = tvm_ffi.load_module(_unloaded_name(path))
-            self._vm = module["vm_load_executable"]()
-            self._vm["vm_initialization"](kind, 0, _POOLED_ALLOCATOR, _CPU, 0, _POOLED_ALLOCATOR)
+            self._module = tvm_ffi.load_module(_unloaded_name(path))
+            self._vm = self._module["vm_load_executable"]()
+            self._vm["vm_initialization"](
+                place.dlpack_device_type(), place.index, _POOLED_ALLOCATOR,
+                _CPU, 0, _POOLED_ALLOCATOR,
+            )  # fmt: skip
             self.metadata: dict[str, Any] = json.loads(str(self._vm["_metadata"]()))
         except Exception as error:
-            reason = str(error).strip().splitlines()[-1:]
             raise ArtifactError(
-                f"{path} does not load as a model library: {''.join(reason)}; compile it again"
+                f"{path} does not load as a model library: {last_line(error)}; compile it again"
             ) from error
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -76,7 +80,35 @@ class Library:
             func: Callable[..., Any] = self._vm.get_function(name, query_imports=True)
         except AttributeError:
             raise ArtifactError(f"the library has no function '{name}'; compile it again") from None
-        return func
+        return with_device_errors(func) if self._is_on_device else func
+
+    def modules(self, kind: str) -> list[Any]:
+        """The parts of the library of one kind, such as the kernels for `vulkan`."""
+        found, left = [], [self._module]
+        while left:
+            module = left.pop()
+            left += list(module.imports)
+            if module.kind == kind:
+                found.append(module)
+        return found
+
+
+def with_device_errors(func: Callable[..., Any]) -> Callable[..., Any]:
+    """`func`, a function that uses a device, raising DeviceError, one line, for what a device or
+    its runtime reports."""
+
+    def call(*args: Any) -> Any:
+        try:
+            return func(*args)
+        except RuntimeError as error:
+            raise DeviceError(last_line(error)) from error
+
+    return call
+
+
+def last_line(error: Exception) -> str:
+    """What TVM's error says, without its trace."""
+    return "".join(str(error).strip().splitlines()[-1:])
 
 
 def _unloaded_name(path: Path) -> str:

@@ -65,7 +65,7 @@ def build_native(name: str, folder: Path, headers: Mapping[str, str]) -> Path:
 def _compile(
     name: str, compiler: Path, sources: list[Path], headers: Mapping[str, str], path: Path
 ) -> None:
-    tvm, tvm_ffi = _package("tvm"), _package("tvm_ffi")
+    tvm, tvm_ffi = package_folder("tvm"), package_folder("tvm_ffi")
     include = [f"-I{tvm / 'include'}", f"-I{tvm_ffi / 'include'}"]
     libraries = [
         f"-L{tvm / 'lib'}", "-ltvm_runtime", f"-L{tvm_ffi / 'lib'}", "-ltvm_ffi",
@@ -88,7 +88,8 @@ def _compile(
             temporary.replace(path)
 
 
-def _package(name: str) -> Path:
+def package_folder(name: str) -> Path:
+    """Where a Python package is installed. Raises CompileError if it is not."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise CompileError(f"{name} is missing: pip install apache-tvm")

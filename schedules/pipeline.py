@@ -10,6 +10,8 @@ from tvm import relax, s_tir, tirx
 from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
+from .passes.exact_constants import keep_constants_exact
+
 SUBROUTINE = "everycast.subroutine"
 """Attribute of PrimFuncs that other PrimFuncs call, with pointers, and nobody else."""
 
@@ -111,7 +113,11 @@ def _lower_kernels(*, compact: bool) -> tuple[Any, Any, Any]:
             tirx.transform.BF16StorageLegalize(),
         ]
     )
-    return passes, finalize_host_passes, finalize_device_passes
+    return passes, finalize_host_passes, _finalize_device
+
+
+def _finalize_device() -> tvm.transform.Pass:
+    return tvm.transform.Sequential([finalize_device_passes(), keep_constants_exact])
 
 
 CPU_TIR_PIPELINE, GPU_TIR_PIPELINE = "everycast_cpu", "everycast_gpu"

@@ -41,6 +41,7 @@ from ..relax_models.name_map import parameter_shapes
 from ..relax_models.registry import load_config, weight_map
 from ..relax_models.weights import WeightSource
 from .chat_config import CHAT_CONFIG_JSON, chat_config, sampling_advice
+from .client_config import client_config
 from .library import BuiltLibrary, build_library, config_hash
 from .target import TARGETS, CompileTarget, find_target
 from .weights import WeightPlan, plan_weights, rope_parameters, stored_tensors
@@ -98,6 +99,9 @@ def compile_model(request: BuildRequest, report: Report) -> Path:
             _build_all(temporary, source, target, request, report)
     elif target is not None:
         _add_library(folder, known, source, target, request, report)
+    for name in target.variants if target is not None else ():
+        dump_ir = None if request.dump_ir is None else request.dump_ir / name.replace(":", "-")
+        compile_model(replace(request, target=name, dump_ir=dump_ir), report)
     return folder
 
 
@@ -190,7 +194,7 @@ def _build_all(
     If one fails, or the user interrupts, the other does not go on for nothing.
     """
     tokenizer = write_tokenizer(source.checkpoint, folder)
-    config = chat_config(
+    config = client_config(folder, tokenizer) | chat_config(
         source.config,
         tokenizer,
         source.plan.quantization,
@@ -238,7 +242,7 @@ def _compile(
     report("compile", 0, 0, "steps")
     path = folder / _library_name(request, target)
     path.parent.mkdir(exist_ok=True)
-    built = build_library(
+    built: BuiltLibrary = (target.build_library or build_library)(
         source.config,
         source.plan.formats,
         target,
@@ -304,7 +308,7 @@ def _with_library(
         file=name,
         sha256=hash_file(folder / name),
         platform=target.platform,
-        target_spec=target.spec,
+        target_spec={**target.spec, **metadata.get("device_requirements", {})},
         cpu_features=tuple(sorted(target.required_features)),
         versions=running_versions(),
         config_hash=manifest.model.config_hash,

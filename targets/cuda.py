@@ -1,32 +1,50 @@
-"""CUDA: NVIDIA GPUs. TVM writes CUDA C, nvcc makes machine code of it; no driver is needed.
+"""CUDA: NVIDIA GPUs. TVM writes CUDA C, nvcc or NVRTC makes machine code of it, without a driver.
 
 Where there is no driver, TVM stores CUDA C in a library, to be compiled when the library is loaded.
 Instead the machine code is stored as text (`artifact.machine_code`).
 """
 
+from dataclasses import replace
+
 import tvm_ffi
 
 from ..artifact.errors import CompileError
 from ..artifact.machine_code import as_text, from_text
-from ..schedules.gpu.limits import GpuLimits
+from ..schedules.gpu.limits import GpuLimits, MatrixTile
+from .cuda_compiler import find_cuda_compiler
 from .gpu import gpu_target, refuse_activations, this_machine
-from .nvcc import find_nvcc
 from .target import CompileTarget
 
-_LIMITS = GpuLimits(max_threads=1024, shared_bytes=48 << 10)
+_LIMITS = GpuLimits(
+    max_threads=1024,
+    shared_bytes=48 << 10,
+    gemv_tokens=2,
+    gemv_passes=1,
+    gemv_words=4,
+    gemv_stages=3,
+    gemv_blocks=256,
+    subgroup=32,
+    matrix_tiles=(
+        MatrixTile(16, 64, 64, 16, 16),
+        MatrixTile(32, 64, 64, 16, 32),
+        MatrixTile(64, 128, 32, 32, 32),
+        MatrixTile(128, 128, 32, 64, 32),
+    ),
+)
 _USUAL = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """Ampere to Blackwell: what a library without a named architecture has machine code for."""
 
 
 def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget:
     """`arch` is a compute capability (`sm_90`); None: machine code for the usual ones that the
-    compiler knows. CompileError if it is unknown, or without nvcc or a linker."""
+    compiler knows. CompileError if it is unknown, or without a compiler or a linker."""
     refuse_activations("cuda", activations)
-    compiler = find_nvcc()
+    compiler = find_cuda_compiler()
     known = compiler.architectures()
     if arch is not None and arch not in known:
         raise CompileError(
-            f"unknown architecture '{arch}' for target cuda; nvcc here knows {', '.join(known)}"
+            f"unknown architecture '{arch}' for target cuda; "
+            f"the compiler here knows {', '.join(known)}"
         )
     chosen = (arch,) if arch is not None else tuple(name for name in _USUAL if name in known)
 
@@ -43,4 +61,5 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
         "max_shared_memory_per_block": _LIMITS.shared_bytes,
         "thread_warp_size": 32,
     }
-    return gpu_target("cuda", spec, _LIMITS, this_machine())
+    target = gpu_target("cuda", spec, _LIMITS, this_machine())
+    return replace(target, constants={**target.constants, "architectures": chosen})

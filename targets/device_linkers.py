@@ -9,7 +9,7 @@ import sys
 
 from ..artifact.errors import CompileError
 from ..artifact.host import host_platform
-from .linker import Linker, find_linker
+from .linker import APPLE, Linker, find_linker
 
 MACOS = "macos-arm64"
 _ZIG = "ziglang"
@@ -38,5 +38,5 @@ def find_macos_linker() -> Linker:
             "target metal needs a linker for macOS, which is not installed; "
             f"run: pip install {_ZIG}"
         )
-    options = ("-target", "aarch64-macos.13.0", "-dynamiclib", "-undefined", "dynamic_lookup")
-    return Linker(_ZIG, (sys.executable, "-m", _ZIG, "cc", *options))
+    command = (sys.executable, "-m", _ZIG, "cc", "-target", "aarch64-macos.13.0")
+    return Linker(_ZIG, (*command, *APPLE))

@@ -1,24 +1,23 @@
 """What all GPU targets share: kernels from `schedules/gpu`, a host part on LLVM, one library."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
 from tvm.target import codegen
 
 from ..artifact.errors import CompileError
 from ..artifact.host import host_platform, known_features
 from ..relax_models.config import DecoderConfig
 from ..relax_models.paged_attention import PAGE_SIZE
-from ..schedules.cpu.sampling import sampling_functions, workspace_shape
 from ..schedules.gpu.attention import tiling
 from ..schedules.gpu.attention_block import AttentionShape
 from ..schedules.gpu.limits import GpuLimits
-from ..schedules.gpu.lowering import gpu_handlers
+from ..schedules.gpu.lowering import gpu_handlers, has_float32_pages
+from ..schedules.gpu.sampling import sampling_functions
 from ..schedules.passes.count_unscheduled import count_unscheduled
 from ..schedules.passes.lower_operators import LoweredModel, lower_operators
 from ..schedules.pipeline import GPU_TIR_PIPELINE
@@ -76,14 +75,13 @@ def gpu_target(
     the kind of device."""
     # What a code generator raises keeps its class on the way through TVM.
     tvm_ffi.register_error("CompileError", CompileError)
-    full_spec = {**spec, "host": host.spec}
     return CompileTarget(
         name=name,
-        spec=full_spec,
+        spec={**spec, "host": host.spec},
         library_suffix=library_suffix,
         platform=host.platform,
         required_features=host.features,
-        lower=lambda module, names: _lower(module, names, limits),
+        lower=lambda module, names: lower_for_gpu(module, names, limits),
         export=lambda executable, path: _export(executable, path, host),
         kv_dtype=lambda dtype: "float32" if dtype == "float32" else "float16",
         tir_pipeline=GPU_TIR_PIPELINE,
@@ -95,11 +93,8 @@ def gpu_target(
                 "shared_bytes_per_block": limits.shared_bytes,
             },
         },
-        model_constants=lambda config: {
-            "query_tile": tiling(_attention(config), limits).tokens,
-            "sampling_workspace": workspace_shape(config.vocab_size),
-        },
-        sampling_functions=lambda vocab_size: _on_host(sampling_functions(vocab_size), full_spec),
+        model_constants=lambda config: {"query_tile": query_tile(config, limits)},
+        sampling_functions=lambda vocab_size: sampling_functions(vocab_size, limits),
     )
 
 
@@ -136,22 +131,23 @@ def _attention(config: DecoderConfig) -> AttentionShape:
     )
 
 
-def _lower(module: tvm.IRModule, names: Any, limits: GpuLimits) -> LoweredModel:
-    lowered = lower_operators(module, names, gpu_handlers(limits))
+def query_tile(config: DecoderConfig, limits: GpuLimits) -> int:
+    """Most tokens of a tile of attention."""
+    if not limits.shares_memory:
+        return 1
+    return tiling(_attention(config), limits).tokens
+
+
+def lower_for_gpu(module: tvm.IRModule, names: Sequence[str], limits: GpuLimits) -> LoweredModel:
+    """A model with the kernels of a GPU, and the count of those that are not hand-made."""
+    handlers = gpu_handlers(limits, is_exact=has_float32_pages(module))
+    lowered = lower_operators(module, names, handlers)
     lowered.schedules = {
         "tuned": 0,
         "hand": sum(lowered.lowered.values()),
         "default": count_unscheduled(lowered.module),
     }
     return lowered
-
-
-def _on_host(
-    functions: Mapping[str, tirx.PrimFunc], spec: dict[str, Any]
-) -> dict[str, tirx.PrimFunc]:
-    """The functions for the host part of a library whose kernels are for another device."""
-    host = tvm.target.Target(spec["host"])
-    return {name: func.with_attr("target", host) for name, func in functions.items()}
 
 
 def _export(executable: Any, path: Path, host: Host) -> None:

@@ -61,9 +61,10 @@ def build_library(
         "num_blocks": -(-context_window_size // PAGE_SIZE),
     }
     bundled = relax.transform.BundleModelParams()(with_upper_bounds(lowered.module, bounds))
-    tvm_target = tvm.target.Target(target.spec)
+    with target.compiling():
+        tvm_target = tvm.target.Target(target.spec)
     planned = run_pipeline(bundled, tvm_target, dump_ir=dump_ir)
-    memory = _planned_bytes(planned)
+    memory = planned_bytes(planned)
     page_shape = [
         config.num_hidden_layers, -1, 2 * config.num_key_value_heads, PAGE_SIZE * config.head_dim,
     ]  # fmt: skip
@@ -87,7 +88,7 @@ def build_library(
     }
     for name, func in target.sampling_functions(config.vocab_size).items():
         planned[name] = func
-    planned["_metadata"] = _constant_function("_metadata", json.dumps(metadata))
+    planned["_metadata"] = constant_function("_metadata", json.dumps(metadata))
     with target.compiling(), tvm.transform.PassContext(opt_level=3):
         executable = tvm.compile(
             planned,
@@ -114,14 +115,15 @@ def config_hash(config: DecoderConfig) -> str:
     return hash_json(asdict(config))
 
 
-def _constant_function(name: str, value: str) -> relax.Function:
+def constant_function(name: str, value: str) -> relax.Function:
+    """A function without arguments that gives `value`."""
     builder = relax.BlockBuilder()
     with builder.function(name, []):
         builder.emit_func_output(tvm.ir.StringImm(value))
     return builder.get()[name].with_attr("global_symbol", name)
 
 
-def _planned_bytes(module: tvm.IRModule) -> dict[str, int]:
+def planned_bytes(module: tvm.IRModule) -> dict[str, int]:
     """Workspace of each function: the storages that memory planning gave it, in bytes."""
     total: dict[str, int] = {}
     alloc = tvm.ir.Op.get("relax.vm.alloc_storage")

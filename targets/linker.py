@@ -17,7 +17,8 @@ from ..artifact.errors import CompileError
 from ..artifact.host import host_platform
 
 _SHARED = ("-shared", "-nostdlib")
-_APPLE = ("-dynamiclib", "-undefined", "dynamic_lookup")
+APPLE = ("-dynamiclib", "-undefined", "dynamic_lookup", "-install_name", "@rpath/model.dylib")
+"""For libraries of macOS. Their install name would be the path of the file while it is built."""
 _HOST: tuple[tuple[str, ...], ...] = (
     ("cc", *_SHARED),
     ("gcc", *_SHARED),
@@ -70,7 +71,7 @@ def find_linker(platform: str) -> Linker:
     is_host = platform == host_platform()
     commands = _HOST if is_host else _CROSS.get(platform, ())
     if is_host and platform.startswith("macos-"):
-        commands = (("cc", *_APPLE), ("clang", *_APPLE))
+        commands = (("cc", *APPLE), ("clang", *APPLE))
     for program, *options in commands:
         if (path := shutil.which(program)) is not None:
             return Linker(program, (path, *options))

@@ -5,7 +5,10 @@ from .device_linkers import MACOS, find_macos_linker
 from .gpu import Host, choose_arch, gpu_target, refuse_activations
 from .target import CompileTarget
 
-_LIMITS = GpuLimits(max_threads=256, shared_bytes=32 << 10)
+_LIMITS = GpuLimits(
+    max_threads=256, shared_bytes=32 << 10, gemv_words=4, gemv_blocks=64, subgroup=32
+)
+"""All of Apple's GPUs have SIMD groups of 32."""
 
 
 def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget:

@@ -12,6 +12,8 @@ from pathlib import Path
 from ..artifact.errors import CompileError
 
 INSTALL = "pip install nvidia-cuda-nvcc nvidia-cuda-cccl (or bring NVIDIA's CUDA toolkit)"
+_HOST_COMPILERS = ("g++", "gcc", "clang++")
+"""nvcc calls one of them, even for kernels alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,10 @@ class Nvcc:
     """A CUDA compiler that is installed here."""
 
     path: str
+
+    @property
+    def description(self) -> str:
+        return f"nvcc {self.path}"
 
     def architectures(self) -> tuple[str, ...]:
         """What it can make machine code for (`sm_90`), oldest first."""
@@ -41,16 +47,22 @@ class Nvcc:
 
 def find_nvcc() -> Nvcc:
     """From CUDA_HOME, the PATH, the usual folder, or NVIDIA's Python packages; CompileError, with
-    the command that brings it, if there is none."""
+    the command that brings it, if there is none, or no C++ compiler for it."""
+    path = shutil.which("nvcc", path=os.pathsep.join(tool_folders()))
+    if path is None:
+        raise CompileError(f"target cuda needs nvcc, which is not installed; run: {INSTALL}")
+    if not any(map(shutil.which, _HOST_COMPILERS)):
+        raise CompileError("target cuda needs a C++ compiler beside nvcc; as root: apt install g++")
+    return Nvcc(path)
+
+
+def tool_folders() -> list[str]:
+    """Where NVIDIA's programs may be, best first."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     site = Path(sysconfig.get_path("purelib"), "nvidia")
     folders = [str(Path(home, "bin")) for home in homes if home]
     folders += [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
-    folders += sorted(map(str, site.glob("cu*/bin")), reverse=True)
-    path = shutil.which("nvcc", path=os.pathsep.join(folders))
-    if path is None:
-        raise CompileError(f"target cuda needs nvcc, which is not installed; run: {INSTALL}")
-    return Nvcc(path)
+    return folders + sorted(map(str, site.glob("cu*/bin")), reverse=True)
 
 
 @functools.cache

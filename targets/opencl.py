@@ -1,5 +1,7 @@
 """OpenCL: kernels as source, which the device's own driver compiles; phones' GPUs above all."""
 
+import re
+
 import tvm_ffi
 
 from ..schedules.gpu.limits import GpuLimits
@@ -13,6 +15,9 @@ _PREAMBLE = "".join(
     for n, args in ((2, "x, y"), (4, "x, y, z, w"))
 )
 """TVM writes vectors like C++, `float4(x, y, z, w)`. A macro of that name leaves the type alone."""
+_REINTERPRETED = re.compile(r"\(\*\((\w+) \*\)\(&\((\w+)\)\)\)")
+"""What TVM writes for the bits of a variable as another type. C leaves open what it does, and
+compilers make use of that."""
 
 
 def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget:
@@ -20,7 +25,7 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
     refuse_activations("opencl", activations)
     choose_arch("opencl", arch, {}, "")
     tvm_ffi.register_global_func(
-        "tvm_callback_opencl_postproc", lambda source, _: _PREAMBLE + source, override=True
+        "tvm_callback_opencl_postproc", lambda source, _: _finished(source), override=True
     )
     spec = {
         "kind": "opencl",
@@ -30,3 +35,8 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
         "thread_warp_size": 1,
     }
     return gpu_target("opencl", spec, _LIMITS, this_machine())
+
+
+def _finished(source: str) -> str:
+    """TVM's source as OpenCL C: vectors, and reinterpretation by `as_float` and its like."""
+    return _PREAMBLE + _REINTERPRETED.sub(r"(as_\1(\2))", source)

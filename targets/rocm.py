@@ -19,8 +19,12 @@ from .target import CompileTarget
 
 ARCHITECTURES = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}
 """MI200, MI300 and RX 7900, and the width of their waves."""
-_LIMITS = GpuLimits(max_threads=256, shared_bytes=64 << 10)
-_WARNING = b"Cannot get maximum number of threads for AMD codegen"
+_LIMITS = GpuLimits(max_threads=256, shared_bytes=64 << 10, gemv_words=4, gemv_blocks=256)
+_WARNINGS = (
+    b"Cannot get maximum number of threads for AMD codegen",
+    b"Unable to detect ROCm version",
+)
+"""What TVM says of each target and kernel where there is no AMD device."""
 
 
 def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget:
@@ -42,13 +46,15 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
         "max_threads_per_block": _LIMITS.max_threads,
         "max_shared_memory_per_block": _LIMITS.shared_bytes,
     }
-    target = gpu_target("rocm", spec, _LIMITS, this_machine())
-    return replace(target, compiling=_without_warnings)
+    limits = replace(_LIMITS, subgroup=ARCHITECTURES[chosen])
+    target = gpu_target("rocm", spec, limits, this_machine())
+    constants = {**target.constants, "architectures": (chosen,)}
+    return replace(target, compiling=_without_warnings, constants=constants)
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Keeps back what TVM's C++ says about each kernel where there is no AMD device."""
+    """Keeps back `_WARNINGS`, which TVM's C++ writes."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as said:
         stderr = os.dup(2)
@@ -60,7 +66,7 @@ def _without_warnings() -> Iterator[None]:
             os.close(stderr)
             said.seek(0)
             for line in said:
-                if _WARNING not in line:
+                if not any(warning in line for warning in _WARNINGS):
                     os.write(2, line)
 
 

@@ -21,11 +21,9 @@ TARGETS = {
     "rocm": ".rocm",
     "metal": ".metal",
     "opencl": ".opencl",
+    "webgpu": ".webgpu.target",
 }
 """Target name → the module here whose `make_target(arch)` gives it."""
-
-PLANNED = ("webgpu",)
-"""Targets of the design that this version cannot compile for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +50,17 @@ class CompileTarget:
     model_constants: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {}
     sampling_functions: Callable[[int], dict[str, tvm.tirx.PrimFunc]] = lambda vocab_size: {}
     """From the size of the vocabulary, what turns logits into tokens: name → function."""
+    build_library: Callable[..., Any] | None = None
+    """Builds its libraries; None: `library.build_library`, whose arguments it takes."""
+    variants: tuple[str, ...] = ()
+    """Targets that are compiled for as well: whoever loads the library chooses among them."""
 
 
 def find_target(text: str, *, activations: str = "auto") -> CompileTarget:
     """The target `name[:arch]`, such as `cpu` or `cpu:x86-64-v3`; CompileError if unknown."""
     name, _, arch = text.partition(":")
     if name not in TARGETS:
-        if name in PLANNED:
-            raise CompileError(
-                f"target '{name}' cannot be compiled for in this version; supported: "
-                + ", ".join(TARGETS)
-            )
-        nearest = difflib.get_close_matches(name, [*TARGETS, *PLANNED], n=1)
+        nearest = difflib.get_close_matches(name, TARGETS, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else "supported: " + ", ".join(TARGETS)
         raise CompileError(f"unknown target '{name}'; {hint}")
     module = importlib.import_module(TARGETS[name], __package__)

@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -137,14 +138,26 @@ class FakeMachine:
         return path
 
     def open_artifact(
-        self, folder: Path, device: str, *, mode: str, engine_config: dict[str, Any]
-    ) -> Any:
-        self.opened.append((folder, mode, engine_config))
+        self, folder: Path, device: str, model_lib: None, mode: str, config: dict[str, Any]
+    ) -> "FakeArtifact":
+        self.opened.append((folder, mode, config))
         script = self.script or chat_script(self.tokenizer, self.answer)
-        return SimpleNamespace(
-            plan=SimpleNamespace(summary=lambda: "memory: 1 MB"),
-            load=lambda progress: scripted_parts(script, self.tokenizer),
-        )
+        return FakeArtifact(script, self.tokenizer, f"device: {device}")
+
+
+@dataclass(frozen=True)
+class FakeArtifact:
+    script: Script
+    tokenizer: Tokenizer
+    choice: str
+    memory: None = None
+
+    @property
+    def plan(self) -> Any:
+        return SimpleNamespace(summary=lambda: "memory: 1 MB")
+
+    def load(self, progress: Any) -> tuple[EngineLoop, Tokenizer, ModelDescription]:
+        return scripted_parts(self.script, self.tokenizer)
 
 
 @pytest.fixture
@@ -226,7 +239,8 @@ def test_chat_json(run: Run, machine: FakeMachine) -> None:
 def test_chat_shows_plan_text_and_speed(run: Run, machine: FakeMachine) -> None:
     result = run("chat", "m", "--prompt", "hello", "--temperature", "0")
     assert result.out == "hello\n"
-    for part in ("weights", "compile", "memory: 1 MB", "6 tokens", "tokens/s", "first token"):
+    shown = ("weights", "compile", "device: cpu", "memory: 1 MB", "6 tokens", "tokens/s", "first")
+    for part in shown:
         assert part in result.err
     quiet = run("chat", "m", "--prompt", "hello", "--temperature", "0", "--quiet")
     assert (quiet.out, quiet.err) == ("hello\n", "")

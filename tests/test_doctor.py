@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from everycast import doctor
-from everycast.artifact.errors import CompileError
+from everycast.artifact.errors import ArtifactError, CompileError
 from everycast.artifact.host import host_platform
 from everycast.doctor import Check, run_checks
+from everycast.engine.device_runtimes import KINDS
+from everycast.engine.devices import DeviceInfo
 from everycast.targets.linker import Linker
 
 
@@ -158,3 +160,31 @@ def test_a_runtime_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     found = report()
     assert found["tvm runtime"].status == "fail" and "no such file" in found["tvm runtime"].detail
     assert found["target cpu"].status == "fail"
+
+
+def test_devices_that_libraries_can_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def list_devices(kind: str) -> list[DeviceInfo]:
+        if kind != "cuda":
+            raise ArtifactError(f"cannot run on {kind}: no driver")
+        features = ("sm_90", "warps of 32")
+        gpu = DeviceInfo(kind, 0, "H200", "CUDA 13.0", True, 140 << 30, 139 << 30, features)
+        return [gpu, DeviceInfo(kind, 1, "A CPU", "", False, 0, 0, ())]
+
+    monkeypatch.setattr(doctor, "list_devices", list_devices)
+    found = report()
+    assert found["device cuda:0"] == Check(
+        "device cuda:0", "ok",
+        "H200; CUDA 13.0; 139.0 GiB free of 140.0 GiB; sm_90, warps of 32",
+    )  # fmt: skip
+    assert found["device cuda:1"].detail == "A CPU; computes on the CPU"
+    for kind in set(KINDS) - {"cuda"}:
+        assert found[f"device {kind}"] == Check(
+            f"device {kind}", "info", f"cannot run on {kind}: no driver"
+        )
+
+
+def test_every_kind_of_device_is_told_of_here() -> None:
+    found = report()
+    for kind in KINDS:
+        name = f"device {kind}:0" if f"device {kind}:0" in found else f"device {kind}"
+        assert found[name].status in ("ok", "info") and "\n" not in found[name].detail

@@ -197,8 +197,7 @@ void Device::Open() {
   Check(vk_.CreateSemaphore(device_, &semaphore, nullptr, &timeline_), "vkCreateSemaphore");
 }
 
-Pipeline Device::MakePipeline(const PipelineNeeds& needs, const std::string& spirv) {
-  std::lock_guard<std::mutex> lock(mutex_);
+uint32_t Device::CheckNeeds(const PipelineNeeds& needs, const std::string& spirv) const {
   const char* device = physical_.properties.deviceName;
   std::vector<Capability> known = Capabilities(physical_);
   VisitCapabilities(spirv, [&](uint32_t number) {
@@ -218,22 +217,25 @@ Pipeline Device::MakePipeline(const PipelineNeeds& needs, const std::string& spi
   check(needs.num_buffers, limits.maxPerStageDescriptorStorageBuffers, "buffers");
   check(needs.num_threads, limits.maxComputeWorkGroupInvocations, "threads in a work group");
   check(needs.shared_bytes, limits.maxComputeSharedMemorySize, "bytes of shared memory");
+  if (needs.subgroup_width <= 1) return 0;
+  // A multiple will do: lanes exchange values in groups of the kernel's width.
+  const auto& sizes = physical_.subgroup_size;
+  uint32_t wanted = std::max(needs.subgroup_width, sizes.minSubgroupSize);
+  if (physical_.can_choose_subgroup_size && wanted <= sizes.maxSubgroupSize) return wanted;
+  if (physical_.subgroup.subgroupSize % needs.subgroup_width != 0) {
+    TVM_FFI_THROW(RuntimeError)
+        << "kernel '" << needs.name << "' exchanges values among " << needs.subgroup_width
+        << " threads, but a subgroup of the Vulkan device " << device << " has "
+        << physical_.subgroup.subgroupSize << "; compile the model for this device";
+  }
+  return 0;
+}
+
+Pipeline Device::MakePipeline(const PipelineNeeds& needs, const std::string& spirv) {
+  std::lock_guard<std::mutex> lock(mutex_);
   VkPipelineShaderStageRequiredSubgroupSizeCreateInfo size{
       VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO};
-  const auto& sizes = physical_.subgroup_size;
-  if (needs.subgroup_width > 1) {
-    // A multiple will do: lanes exchange values in groups of the kernel's width.
-    uint32_t wanted = std::max(needs.subgroup_width, sizes.minSubgroupSize);
-    if (physical_.can_choose_subgroup_size && wanted <= sizes.maxSubgroupSize) {
-      size.requiredSubgroupSize = wanted;
-    } else if (physical_.subgroup.subgroupSize % needs.subgroup_width != 0) {
-      TVM_FFI_THROW(RuntimeError)
-          << "kernel '" << needs.name << "' exchanges values among " << needs.subgroup_width
-          << " threads, but a subgroup of the Vulkan device " << device << " has "
-          << physical_.subgroup.subgroupSize << "; compile the model for this device";
-    }
-  }
-
+  size.requiredSubgroupSize = CheckNeeds(needs, spirv);
   Pipeline pipeline;
   std::vector<VkDescriptorSetLayoutBinding> bindings;
   for (uint32_t i = 0; i < needs.num_buffers + needs.has_uniform_buffer; ++i) {

@@ -97,7 +97,9 @@ class Device {
   // Start what is recorded, and wait for all that was started.
   void Synchronize();
 
-  // Throws for a kernel that needs what the device lacks.
+  // Throws for a kernel that needs what the device lacks. The size of subgroups that its pipeline
+  // must ask for, or 0.
+  uint32_t CheckNeeds(const PipelineNeeds& needs, const std::string& spirv) const;
   Pipeline MakePipeline(const PipelineNeeds& needs, const std::string& spirv);
   void DestroyPipeline(const Pipeline& pipeline);
   // The bytes from `pointer` to the end of its tensor.

@@ -28,6 +28,7 @@ ffi::Any Property(int id, const std::string& name) {
   if (name == "supports_int64") return device.features.shaderInt64 != 0;
   if (name == "supports_8bit_buffer") return device.features12.storageBuffer8BitAccess != 0;
   if (name == "supports_16bit_buffer") return device.features11.storageBuffer16BitAccess != 0;
+  if (name == "supports_integer_dot_product") return device.has_integer_dot_product;
   if (name == "supports_storage_buffer_storage_class") return true;
   if (name == "supports_push_descriptor") {
     return device.Has(VK_KHR_PUSH_DESCRIPTOR_EXTENSION_NAME);
@@ -57,6 +58,9 @@ ffi::Any Property(int id, const std::string& name) {
   if (name == "device_type") return ffi::String(device.TypeName());
   if (name == "device_name") return ffi::String(device.properties.deviceName);
   if (name == "driver_version") return number(device.properties.driverVersion);
+  if (name == "driver") {
+    return ffi::String(std::string(device.driver.driverName) + " " + device.driver.driverInfo);
+  }
   if (name == "vulkan_api_version") return number(device.properties.apiVersion);
   return ffi::Any(nullptr);
 }

@@ -171,8 +171,10 @@ void Instance::FindDevices() {
     device.subgroup.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES;
     device.maintenance3.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES;
     device.subgroup_size.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES;
+    device.driver.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES;
     VkPhysicalDeviceProperties2 properties{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2};
-    properties.pNext = &device.subgroup;
+    properties.pNext = &device.driver;
+    device.driver.pNext = &device.subgroup;
     device.subgroup.pNext = &device.maintenance3;
     if (device.Has(VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME)) {
       device.maintenance3.pNext = &device.subgroup_size;
@@ -187,14 +189,23 @@ void Instance::FindDevices() {
     device.features11.pNext = &device.features12;
     VkPhysicalDeviceSubgroupSizeControlFeatures sizes{
         VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES};
-    if (device.Has(VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME)) device.features12.pNext = &sizes;
+    VkPhysicalDeviceShaderIntegerDotProductFeatures dots{
+        VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES};
+    if (device.Has(VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME)) {
+      device.features12.pNext = &dots;
+    }
+    if (device.Has(VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME)) {
+      sizes.pNext = device.features12.pNext;
+      device.features12.pNext = &sizes;
+    }
     functions.GetPhysicalDeviceFeatures2(physical, &features);
+    device.has_integer_dot_product = dots.shaderIntegerDotProduct != 0;
     device.can_choose_subgroup_size =
         sizes.subgroupSizeControl != 0 && (device.subgroup_size.requiredSubgroupSizeStages &
                                            VK_SHADER_STAGE_COMPUTE_BIT) != 0;
     device.features = features.features;
     // These chains were for the queries only.
-    device.subgroup.pNext = device.maintenance3.pNext = nullptr;
+    device.driver.pNext = device.subgroup.pNext = device.maintenance3.pNext = nullptr;
     device.features11.pNext = device.features12.pNext = nullptr;
     uint32_t num_families = 0;
     functions.GetPhysicalDeviceQueueFamilyProperties(physical, &num_families, nullptr);

@@ -16,11 +16,13 @@ bool IsWished(const char* variable, bool otherwise);
 struct PhysicalDevice {
   VkPhysicalDevice handle = VK_NULL_HANDLE;
   VkPhysicalDeviceProperties properties{};
+  VkPhysicalDeviceDriverProperties driver{};
   VkPhysicalDeviceSubgroupProperties subgroup{};
   VkPhysicalDeviceMaintenance3Properties maintenance3{};
   // Sizes that a pipeline may ask for, if it may.
   VkPhysicalDeviceSubgroupSizeControlProperties subgroup_size{};
   bool can_choose_subgroup_size = false;
+  bool has_integer_dot_product = false;
   VkPhysicalDeviceFeatures features{};
   VkPhysicalDeviceVulkan11Features features11{};
   VkPhysicalDeviceVulkan12Features features12{};

@@ -122,6 +122,9 @@ class Kernel {
 
   const std::string& spirv() const { return spirv_; }
 
+  // Throws if the device lacks what the kernel needs.
+  void Check(const Device& device) const { device.CheckNeeds(needs_, spirv_); }
+
  private:
   Region Buffer(Device& device, void* pointer) const {
     Region region = device.Find(pointer);
@@ -228,6 +231,10 @@ class VulkanModule final : public ffi::ModuleObj {
 
   ffi::String InspectSource(const ffi::String&) const final { return source_; }
 
+  void Check(const Device& device) const {
+    for (const auto& [name, kernel] : kernels_) kernel->Check(device);
+  }
+
   static int& CurrentDevice() {
     // What DeviceAPI::SetDevice was last called with in this thread.
     thread_local int id = 0;
@@ -270,6 +277,14 @@ ffi::Module Load(const ffi::Bytes& bytes) {
   return Create(codes, descriptions, "");
 }
 
+// Throws if a kernel of a Vulkan module needs what the device lacks, before any of them is used.
+void CheckModule(const ffi::Module& module, int id) {
+  if (std::strcmp(module->kind(), "vulkan") != 0) {
+    TVM_FFI_THROW(TypeError) << "a module of kind '" << module->kind() << "' has no Vulkan kernels";
+  }
+  static_cast<const VulkanModule*>(module.get())->Check(Device::Get(id));
+}
+
 }  // namespace
 
 void SetCurrentDevice(int id) { VulkanModule::CurrentDevice() = id; }
@@ -278,7 +293,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
   refl::GlobalDef()
       .def("ffi.Module.create.vulkan", Create)
-      .def("ffi.Module.load_from_bytes.vulkan", Load);
+      .def("ffi.Module.load_from_bytes.vulkan", Load)
+      .def("everycast.vulkan.check_module", CheckModule);
 }
 
 }  // namespace everycast::vulkan

@@ -12,6 +12,7 @@ from tvm.script import tirx as T
 
 from ...artifact.errors import CompileError
 from .attention_block import LEAST, AttentionBlock, AttentionShape, Tensors, Tiling
+from .attention_mask import CausalMask, Mask, TreeMask
 from .kernel import (
     bind,
     body,
@@ -28,7 +29,7 @@ from .kernel import (
 from .limits import GpuLimits
 
 _SPLIT_TOKENS, _SPLIT_BLOCKS = 16, 32
-"""Contexts are split for at most so many decode steps in a batch, from so many pages on."""
+"""Contexts are split for at most so many tokens in a batch, from so many pages on."""
 
 
 def tiling(shape: AttentionShape, limits: GpuLimits) -> Tiling:
@@ -72,27 +73,39 @@ def splits_shape(shape: AttentionShape, limits: GpuLimits) -> tuple[int, int]:
 
 @kernel_factory
 def attention(
-    shape: AttentionShape, scale: float, window: int | None, limits: GpuLimits
+    shape: AttentionShape,
+    scale: float,
+    window: int | None,
+    limits: GpuLimits,
+    *,
+    softcap: float | None = None,
+    has_trees: bool = False,
 ) -> tirx.PrimFunc:
-    """(q [m, heads · D], pages, tables [b, w], positions [m], tiles [t, 3], layer) → (out like q,
-    a workspace of `splits_shape`).
+    """(q [m, heads · D], pages, tables [b, w], positions [m], tiles [t, 3], with trees also trees
+    [b, 3] and ancestors [m, words], layer) → (out like q, a workspace of `splits_shape`).
 
     The operator of the same name (`relax_models/operators.py`); a tile has at most as many tokens
-    as `tiling` says.
+    as `tiling` says. With `has_trees` the new tokens of a sequence may be a tree of guesses, as
+    speculative decoding verifies them: see `TreeMask`.
     """
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     name = f"attention_{heads}_{kv_heads}_{dim}{'_window' if window else ''}"
-    with kernel(name) as (k, ib):
+    with kernel(name + ("_tree" if has_trees else "")) as (k, ib):
         q = k.buffer("q", ("num_tokens", heads * dim), "float32")
         page_shape = ("num_layers", "num_pages", 2 * kv_heads, shape.page_size * dim)
         pages = k.buffer("pages", page_shape, shape.kv_dtype, size_dtype="int64")
         tables = k.buffer("tables", ("num_sequences", "num_blocks"), "int32")
         positions = k.buffer("positions", ("num_tokens",), "int32")
         tiles = k.buffer("tiles", ("num_tiles", 3), "int32")
+        mask: Mask = CausalMask(positions, window)
+        if has_trees:
+            trees = k.buffer("trees", ("num_sequences", 3), "int32")
+            ancestors = k.buffer("ancestors", ("num_tokens", "num_words"), "int32")
+            mask = TreeMask(positions, window, trees, ancestors, k.size("num_words"))
         layer = k.scalar("layer")
         out = k.buffer("out", ("num_tokens", heads * dim), "float32")
         parts = k.buffer("parts", splits_shape(shape, limits), "float32")
-        tensors = Tensors(q, pages, tables, positions, tiles, layer)
+        tensors = Tensors(q, pages, tables, tiles, layer)
         own, threads = tiling(shape, limits), limits.attention_threads
         # Decode steps have one token a tile: fewer rows, fewer registers.
         single = _with_pages(shape, 1, own.heads, limits)
@@ -102,18 +115,20 @@ def attention(
         def whole(of: Tiling) -> None:
             with launch(blocks, [threads]) as ((tile, part), (thread,)):
                 block = AttentionBlock(
-                    shape, of, tensors, tile=tile, part=part, thread=thread, threads=threads
+                    shape, of, tensors, mask, tile=tile, part=part, thread=thread, threads=threads
                 )
-                block.emit(scale, window)
+                block.emit(scale, softcap)
                 for row, d, token, head, value in block.results():
                     store(out, value / block.total[row], token, head * dim + d)
 
-        def split() -> None:
-            with launch([*blocks, splits], [threads]) as ((tile, part, index), (thread,)):
+        def split(of: Tiling) -> None:
+            # Two dimensions: WebGPU keeps the third for itself.
+            with launch([num_tiles, blocks[1] * splits], [threads]) as ((tile, at), (thread,)):
+                part, index = bind(floor_div(at, splits)), bind(floor_mod(at, splits))
                 block = AttentionBlock(
-                    shape, single, tensors, tile=tile, part=part, thread=thread, threads=threads
+                    shape, of, tensors, mask, tile=tile, part=part, thread=thread, threads=threads
                 )
-                block.emit(scale, window, (index, splits))
+                block.emit(scale, softcap, (index, splits))
                 for row, d, token, head, value in block.results():
                     at = bind((token * heads + head) * splits + index)
                     store(parts, value, at, d + 2)
@@ -122,19 +137,22 @@ def attention(
                         store(parts, block.total[row], at, 1)
             _merge(num_tokens * heads, shape, limits, parts, out)
 
-        def decode() -> None:
+        def few(of: Tiling) -> None:
+            """Few rows: over long contexts the pages are split."""
             if splits == 1 or (window is not None and window // shape.page_size < _SPLIT_BLOCKS):
-                whole(single)
+                whole(of)
                 return
             is_long = k.size("num_blocks") >= _SPLIT_BLOCKS
             is_little = num_tokens <= _SPLIT_TOKENS
-            either(T.And(is_little, is_long), split, lambda: whole(single))
+            either(T.And(is_little, is_long), lambda: split(of), lambda: whole(of))
 
         with body():
             if own.tokens == 1:
-                decode()
+                few(single)
+            elif has_trees:
+                few(own)
             else:
-                either(num_tokens == num_tiles, decode, lambda: whole(own))
+                either(num_tokens == num_tiles, lambda: few(single), lambda: whole(own))
     return ib.get()
 
 

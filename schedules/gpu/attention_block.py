@@ -16,6 +16,7 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
+from .attention_mask import Mask, Tile
 from .kernel import (
     barrier,
     bind,
@@ -73,7 +74,6 @@ class Tensors:
     q: Any
     pages: Any
     tables: Any
-    positions: Any
     tiles: Any
     layer: Any
 
@@ -86,6 +86,7 @@ class AttentionBlock:
         shape: AttentionShape,
         tiling: Tiling,
         tensors: Tensors,
+        mask: Mask,
         *,
         tile: Any,
         part: Any,
@@ -97,12 +98,8 @@ class AttentionBlock:
         self.thread, self.threads = thread, threads
         self.first_head = bind(part * tiling.heads)
         self.kv_head = bind(floor_div(self.first_head, shape.group))
-        tiles, positions = tensors.tiles, tensors.positions
-        self.sequence, self.first_token = bind(tiles[tile, 0]), bind(tiles[tile, 1])
-        num_tokens = bind(tiles[tile, 2])
-        self.num_rows = bind(num_tokens * tiling.heads)
-        self.first_position = bind(positions[self.first_token])
-        self.last_position = bind(positions[self.first_token + num_tokens - 1])
+        self.mask, self.tile = mask, Tile(*(bind(tensors.tiles[tile, i]) for i in range(3)))
+        self.num_rows = bind(self.tile.num_tokens * tiling.heads)
         dim = shape.head_dim
         self.pages, self.num_keys = tiling.pages, tiling.pages * shape.page_size
         self.queries = shared(tiling.rows * dim)
@@ -118,15 +115,17 @@ class AttentionBlock:
         self.dots = registers(self.by_key.num_own * self.width)
         self.sums = registers(self.by_element.num_own * self.width)
 
-    def emit(self, scale: float, window: int | None, split: tuple[Any, int] | None = None) -> None:
-        """`split` is which of how many parts of the pages this block takes; None: all. Store what
-        it found in a loop over `results`."""
+    def emit(
+        self, scale: float, softcap: float | None, split: tuple[Any, int] | None = None
+    ) -> None:
+        """Scores are `scale` · q · k; with a softcap c, they become c · tanh(score / c). `split` is
+        which of how many parts of the pages this block takes; None: all. Store what it found in a
+        loop over `results`."""
         size = self.shape.page_size
         self._start(scale)
-        first_page: Any = T.int32(0)
-        if window is not None:
-            first_page = bind(floor_div(T.max(self.first_position - (window - 1), 0), size))
-        num_pages = bind(floor_div(self.last_position, size) + 1 - first_page)
+        first_key, last_key = self.mask.keys(self.tile)
+        first_page = bind(floor_div(first_key, size))
+        num_pages = bind(floor_div(last_key, size) + 1 - first_page)
         if split is not None:
             index, count = split
             each = bind(floor_div(num_pages + (count - 1), count))
@@ -139,11 +138,11 @@ class AttentionBlock:
             # Beyond the last page, that one again: `_score` leaves its keys out.
             blocks = [bind(T.min(first + i, last_page)) if i else first for i in range(self.pages)]
             tables = self.tensors.tables
-            pages = [bind(T.Cast("int64", tables[self.sequence, block])) for block in blocks]
+            pages = [bind(T.Cast("int64", tables[self.tile.sequence, block])) for block in blocks]
             barrier()  # the values before are no longer read
             self._load(pages, self.kv_head)
             barrier()
-            self._score(bind(first * size), bind((last_page + 1) * size), window)
+            self._score(bind(first * size), bind((last_page + 1) * size), softcap)
             barrier()
             self._load(pages, self.kv_head + self.shape.num_kv_heads)
             with share(self.num_rows, self.thread, self.threads) as row:
@@ -163,7 +162,7 @@ class AttentionBlock:
                 yield row, d, token, head, self.sums[i * self.width + v]
 
     def _token(self, row: Any) -> Any:
-        return self.first_token + floor_div(row, self.heads)
+        return self.tile.first_token + floor_div(row, self.heads)
 
     def _start(self, scale: float) -> None:
         """Scaled queries into shared memory; nothing seen yet."""
@@ -191,7 +190,7 @@ class AttentionBlock:
                 to = T.ramp(i * count + start, 1, width) if width > 1 else i * count + start
                 store(self.page_tile, T.Cast(dtype, self.tensors.pages[layer, page, head, at]), to)
 
-    def _score(self, first_key: Any, end: Any, window: int | None) -> None:
+    def _score(self, first_key: Any, end: Any, softcap: float | None) -> None:
         """Scores of every row with every key of the pages, of which those from `end` on are not
         there; those not seen are the least."""
         dim, size, width = self.shape.head_dim, self.shape.page_size, self.width
@@ -209,16 +208,17 @@ class AttentionBlock:
                         at = i * width + v
                         store(self.dots, self.dots[at] + query * key, at)
         for i, row, column in self.by_key.own(self.thread, self.num_rows):
-            position = bind(self.tensors.positions[self._token(row)])
+            sees = self.mask.seen_by(bind(self._token(row)), self.tile)
             for v in range(width):
                 t = bind(column * width + v)
                 key = bind(first_key + t)
-                is_seen = key <= position
+                is_seen = sees(key)
                 if self.pages > 1:
                     is_seen = T.And(is_seen, key < end)
-                if window is not None:
-                    is_seen = T.And(is_seen, position - key < window)
-                score = T.Select(is_seen, self.dots[i * width + v], T.float32(LEAST))
+                score = self.dots[i * width + v]
+                if softcap is not None:
+                    score = _capped(bind(score), softcap * math.log2(math.e))
+                score = T.Select(is_seen, score, T.float32(LEAST))
                 store(self.scores, score, row * self.num_keys + t)
 
     def _weigh(self, row: Any) -> None:
@@ -257,6 +257,14 @@ class AttentionBlock:
                     for v, value in enumerate(values):
                         at = i * width + v
                         store(self.sums, self.sums[at] + weight * value, at)
+
+
+def _capped(score: Any, cap: float) -> Any:
+    """cap · tanh(score / cap), by tanh(x) = 1 - 2 / (e^2x + 1)."""
+    exponent = bind(score * T.float32(2 * math.log2(math.e) / cap))
+    # Beyond, tanh is 1: the exponential functions of GPUs need not give infinity.
+    power = T.exp2(T.min(T.max(exponent, T.float32(-40)), T.float32(40)))
+    return T.float32(cap) - T.float32(2 * cap) / (power + T.float32(1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ Side by side in memory are the words of a weight row (NK), or the rows of a word
 runs over those.
 """
 
+import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +17,10 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .kernel import bind, ceil_div, launch, load_vector, registers, shared, store, when
+from .kernel import bind, ceil_div, launch, load_vector, registers, store, when
 from .limits import GpuLimits
-from .linear_operator import LinearArguments
-from .reduce import sum_lanes
+from .linear_operator import LinearArguments, LinearOperator
+from .reduce import over_lanes
 from .weight import GpuWeight
 
 _LEAST_LANES, _STEPS_A_LANE = 8, 8
@@ -27,20 +29,33 @@ _LEAST_LANES, _STEPS_A_LANE = 8, 8
 
 def emit_gemv(arguments: LinearArguments, limits: GpuLimits, tokens: int) -> None:
     """Launch blocks over the columns of y and groups of `tokens` rows."""
-    operator = arguments.operator
-    weight = operator.weights[0]
+    layer = arguments.operator
+    weight = layer.weights[0]
     fast = limits.gemv_lanes if weight.is_transposed else _num_lanes(weight, limits)
     slow = limits.gemv_threads // fast
     lanes, teams = (slow, fast) if weight.is_transposed else (fast, slow)
-    # Two weights share the registers of one.
-    own = max(limits.gemv_columns // len(operator.weights), 1)
-    blocks = [-(-operator.n // (teams * own)), ceil_div(arguments.rows, tokens)]
+    own = columns_of_a_thread(layer, limits, teams)
+    blocks = [-(-layer.n // (teams * own)), ceil_div(arguments.rows, tokens)]
     with launch(blocks, [fast, slow]) as (block, threads):
         lane, team = reversed(threads) if weight.is_transposed else threads
         first = bind(block[0] * (teams * own) + team)
         columns = [bind(first + i * teams) if i else first for i in range(own)]
-        block_ = _Block(arguments, lanes, teams, tokens, columns, bind(block[1] * tokens))
-        block_.emit(lane, team)
+        # Lanes that are neighbours can do without shared memory.
+        subgroup = (
+            None if weight.is_transposed or lanes > (limits.subgroup or 0) else limits.subgroup
+        )
+        _Block(
+            arguments, lanes, teams, tokens, subgroup, columns, bind(block[1] * tokens)
+        ).emit(lane, team)  # fmt: skip
+
+
+def columns_of_a_thread(layer: LinearOperator, limits: GpuLimits, teams: int) -> int:
+    """As the limits say, but fewer where there would be too few blocks. Two weights share the
+    registers of one."""
+    own = max(limits.gemv_columns // len(layer.weights), 1)
+    while own > 1 and -(-layer.n // (teams * own)) < limits.gemv_blocks:
+        own = -(-own // 2)
+    return own
 
 
 def _num_lanes(weight: GpuWeight, limits: GpuLimits) -> int:
@@ -59,6 +74,7 @@ class _Block:
     lanes: int
     teams: int
     tokens: int
+    subgroup: int | None
     columns: Sequence[Any]
     first_row: Any
 
@@ -90,15 +106,13 @@ class _Block:
 
     def _add_step(self, step: Any, columns: Sequence[Any], rows: Sequence[Any], sums: Any) -> None:
         xs = [self._inputs(row, step) for row in rows]
+        x_sums = [bind(functools.reduce(operator.add, x)) for x in xs]
         for w, reader in enumerate(self.arguments.readers):
             for c, column in enumerate(columns):
-                values = reader.values(column, step)
-                for t, x in enumerate(xs):
+                loaded = reader.load(column, step)
+                for t, value in enumerate(reader.dots(loaded, xs, x_sums)):
                     at = self._sum(w, c, t)
-                    total = sums[at]
-                    for a, b in zip(x, values, strict=True):
-                        total = total + a * b
-                    store(sums, total, at)
+                    store(sums, sums[at] + value, at)
 
     def _inputs(self, row: Any, step: Any) -> Sequence[Any]:
         """What a step of weights is multiplied with; zeros beyond the last column of x."""
@@ -113,19 +127,14 @@ class _Block:
 
     def _finish(self, lane: Any, team: Any, sums: Any) -> None:
         """Sum over the lanes; then lane 0 of each team stores."""
-        arguments, num_teams = self.arguments, self.teams
-        partial = shared(self._num_sums * num_teams * self.lanes)
-        starts = [bind((i * num_teams + team) * self.lanes) for i in range(self._num_sums)]
-        for i, start in enumerate(starts):
-            store(partial, sums[i], start + lane)
-        sum_lanes(partial, starts, lane, self.lanes)
+        totals = over_lanes(sums, self._num_sums, lane, self.lanes, team, self.teams, self.subgroup)
+        arguments = self.arguments
         for c, column in enumerate(self.columns):
             for t in range(self.tokens):
                 row = self.first_row + t
                 is_inside = T.And(column < arguments.operator.n, row < arguments.rows)
                 with when(T.And(lane == 0, is_inside)):
-                    totals = [
-                        bind(partial[starts[self._sum(w, c, t)]])
-                        for w in range(len(arguments.readers))
+                    of_weights = [
+                        bind(totals(self._sum(w, c, t))) for w in range(len(arguments.readers))
                     ]
-                    arguments.finish(row, column, totals)
+                    arguments.finish(row, column, of_weights)

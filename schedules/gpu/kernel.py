@@ -107,14 +107,14 @@ def elements(count: Any, threads: int) -> Iterator[Any]:
             yield index
 
 
-def registers(size: int) -> Any:
-    """`size` float32 of each thread's own."""
-    return B.alloc_buffer((size,), "float32", scope="local")
+def registers(size: int, dtype: str = "float32") -> Any:
+    """`size` values of each thread's own."""
+    return B.alloc_buffer((size,), dtype, scope="local")
 
 
-def shared(size: int) -> Any:
-    """`size` float32 of a block of threads."""
-    return B.alloc_buffer((size,), "float32", scope="shared")
+def shared(size: int, dtype: str = "float32") -> Any:
+    """`size` values of a block of threads."""
+    return B.alloc_buffer((size,), dtype, scope="shared")
 
 
 def barrier() -> None:
@@ -158,6 +158,27 @@ def vector_width(count: int) -> int:
 
 def bind(value: Any) -> Any:
     return B.Bind(value)
+
+
+def settled(value: Any) -> Any:
+    """The same, computed here and once.
+
+    A value that is only bound is written out again wherever it is used, by TVM's simplification:
+    chains of such values would grow without end. What was stored and loaded is not looked into.
+    """
+    dtype = str(value.ty.dtype)
+    cell = registers(1, dtype)
+    store(cell, value, 0)
+    return bind(cell[0])
+
+
+def minus_infinity() -> Any:
+    """By its bits: not every GPU's language has a word for it."""
+    return T.reinterpret("float32", T.uint32(0xFF800000))
+
+
+def not_a_number() -> Any:
+    return T.reinterpret("float32", T.uint32(0x7FC00000))
 
 
 def ceil_div(value: Any, divisor: int) -> Any:

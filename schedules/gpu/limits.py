@@ -32,10 +32,46 @@ class GemmTile:
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixTile:
+    """What a block of warps computes of y = x Wᵀ by matrix instructions on halves: [rows, columns],
+    over `depth` of K at a time.
+
+    Two weights at once (a gated MLP) have half the columns each.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warp_rows: int
+    """Rows, and columns, that one warp keeps in registers."""
+    warp_columns: int
+
+    def __post_init__(self) -> None:
+        wholes = (
+            (self.rows, self.warp_rows), (self.columns, self.warp_columns),
+            (self.warp_rows, 16), (self.warp_columns, 16), (64, self.depth), (self.depth, 32),
+            (self.rows * self.depth // 8, self.num_threads),
+            (self.columns // 2 * self.depth // 8, self.num_threads),
+        )  # fmt: skip
+        if any(whole % part for whole, part in wholes):
+            raise ValueError(f"the warps' or threads' parts do not fill {self}")
+
+    @property
+    def num_threads(self) -> int:
+        return 32 * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Two stages of halves."""
+        return 2 * 2 * (self.rows + self.columns) * self.depth
+
+
+@dataclass(frozen=True, slots=True)
 class GpuLimits:
     """Bounds that kernels keep, and the shapes of their work that suit the device.
 
-    Every kernel is right for any subgroup width: threads meet at barriers and in shared memory.
+    Without `subgroup` and `matrix_tiles`, kernels are right for any subgroup width: threads meet at
+    barriers and in shared memory.
     """
 
     max_threads: int
@@ -50,26 +86,59 @@ class GpuLimits:
     """Columns of the result that a thread computes with what it has read of x."""
     gemv_tokens: int = 4
     """Most rows that go through one read of the weights."""
+    gemv_passes: int = 2
+    """How often the weights are read for rows beyond that, before `gemm` takes over."""
+    gemv_words: int = 1
+    """Words of a row of weights that a lane reads at once; more than 1: by `wide_gemv`, if words of
+    a row are neighbours."""
+    gemv_stages: int = 0
+    """How many reads of a lane are under way at the same time, through shared memory, by NVIDIA's
+    instructions; 0: through registers, as the compiler likes."""
+    gemv_blocks: int = 1
+    """Threads compute fewer columns where there would be fewer blocks than this."""
+    subgroup: int | None = None
+    """Threads that can hand each other values without shared memory; None: not relied on."""
     gemm_tiles: tuple[GemmTile, ...] = (
         GemmTile(16, 64, 32, 4, 4),
         GemmTile(32, 64, 32, 4, 8),
         GemmTile(64, 64, 32, 8, 8),
     )
     """By the number of rows: the first that takes all rows, else the last."""
+    matrix_tiles: tuple[MatrixTile, ...] = ()
+    """In place of `gemm_tiles` where weights can be multiplied as halves: only with NVIDIA's
+    instructions. By the number of rows, but the last only for so much work that it fills the
+    device; empty: none."""
+    matrix_blocks: int = 96
+    """How many blocks of the last of `matrix_tiles` fill the device."""
     attention_threads: int = 128
     attention_rows: int = 32
     """Most rows (tokens times query heads of a key-value head) that attend together."""
     attention_splits: int = 8
     """Parts in which a few tokens' long contexts are attended to side by side; 1: never."""
+    max_buffers: int | None = None
+    """Tensors that a kernel may take; None: as many as it likes."""
+    has_float16: bool = True
+    """Whether kernels can read 16-bit floats; else such weights come as words of two."""
+    shares_memory: bool = True
+    """Whether a linear layer's threads work together in shared memory; else each keeps to itself,
+    as suits a CPU that acts as a GPU."""
+
+    @property
+    def gemv_rows(self) -> int:
+        """Most rows that are multiplied by `gemv`."""
+        return self.gemv_passes * self.gemv_tokens
 
     def __post_init__(self) -> None:
-        shared = max(4 * (t.rows + t.columns) * (t.depth + 4) for t in self.gemm_tiles)
+        shared = max(
+            0,
+            *(4 * (t.rows + t.columns) * (t.depth + 4) for t in self.gemm_tiles),
+            *(t.shared_bytes for t in self.matrix_tiles),
+        )
         if shared > self.shared_bytes:
             raise ValueError(f"a tile takes {shared} bytes, {self.shared_bytes} may be shared")
         if any(n & (n - 1) for n in (self.gemv_threads, self.gemv_lanes)):
             raise ValueError("sums over lanes need powers of two")
-        threads = max(
-            self.gemv_threads, self.attention_threads, *(t.num_threads for t in self.gemm_tiles)
-        )
+        tiles = (*self.gemm_tiles, *self.matrix_tiles)
+        threads = max(self.gemv_threads, self.attention_threads, *(t.num_threads for t in tiles))
         if threads > self.max_threads:
             raise ValueError(f"a kernel has {threads} threads a block, {self.max_threads} may be")

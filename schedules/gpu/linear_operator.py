@@ -50,9 +50,18 @@ class LinearArguments:
     y: Any
     rows: Any
     """Rows of x, an int32."""
+    x_half: Any = None
+    """x as halves and the scales of its rows (`half_rows`), where matrix instructions take it."""
+    scale: Any = None
+    workspace: Any = None
+    """Where blocks leave sums, if K is split among them."""
 
     def finish(self, row: Any, column: Any, sums: Sequence[Any]) -> None:
         """Store y[row, column] from the products with each weight."""
+        store(self.y, self.value(row, column, sums), row, column)
+
+    def value(self, row: Any, column: Any, sums: Sequence[Any]) -> Any:
+        """y[row, column] from the products with each weight."""
         values = [
             value if bias is None else value + bias[column]
             for value, bias in zip(sums, self.biases, strict=True)
@@ -63,7 +72,7 @@ class LinearArguments:
             value = activate(bind(gate), self.operator.activation) * up
         if self.residual is not None:
             value = self.residual[row, column] + value
-        store(self.y, value, row, column)
+        return value
 
 
 def activate(value: Any, activation: Activation) -> Any:

@@ -1,23 +1,34 @@
 """Which kernel each operator of a model gets on a GPU."""
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from tvm import relax
+import tvm
+from tvm import relax, tirx
 
+from ...artifact.errors import CompileError
 from ...artifact.tensor_format import TensorFormat
-from ..passes.lower_operators import Handler, Lowering
+from ..passes.lower_operators import ATTRIBUTE, Handler, Lowering
 from . import attention, embedding, norm, rotary
 from .attention_block import AttentionShape
+from .half_rows import half_rows, padded
 from .limits import GpuLimits
 from .linear import linear
 from .linear_operator import LinearOperator
-from .weight import GpuWeight
+from .register_linear import register_linear
+from .tensor_core_gemm import can_use_tensor_cores, workspace_size
+from .thread_kernels import thread_attention, thread_rms_norm
+from .weight import HALVES, GpuWeight, words_of
 
 
-def gpu_handlers(limits: GpuLimits) -> dict[str, Handler]:
-    """Operator kind → what lowers it, for `lower_operators`. Weights stay as they are stored."""
-    gpu = _GpuLowering(limits)
+def gpu_handlers(limits: GpuLimits, *, is_exact: bool = False) -> dict[str, Handler]:
+    """Operator kind → what lowers it, for `lower_operators`. Weights stay as they are stored.
+
+    is_exact: nothing is rounded to halves to be multiplied.
+    """
+    gpu = _GpuLowering(replace(limits, matrix_tiles=()) if is_exact else limits)
     return {
         "embedding": gpu.embedding,
         "linears": gpu.linears,
@@ -31,12 +42,21 @@ def gpu_handlers(limits: GpuLimits) -> dict[str, Handler]:
     }
 
 
-def _weight(description: Mapping[str, Any]) -> GpuWeight:
+def has_float32_pages(module: tvm.IRModule) -> bool:
+    """Whether the model that calls these operators is one in float32 throughout."""
+    for func in module.functions.values():
+        if isinstance(func, tirx.PrimFunc) and ATTRIBUTE in (func.attrs or {}):
+            if json.loads(str(func.attrs[ATTRIBUTE])).get("kv_dtype") == "float32":
+                return True
+    return False
+
+
+def _weight(description: Mapping[str, Any], limits: GpuLimits) -> GpuWeight:
     fmt = TensorFormat(
         description["dtype"], description["bits"], description["group_size"],
         description["zero_point"], description["layout"],
     )  # fmt: skip
-    return GpuWeight(fmt, description["n"], description["k"])
+    return GpuWeight(fmt, description["n"], description["k"], not limits.has_float16)
 
 
 def _shape(x: relax.Expr) -> list[Any]:
@@ -52,8 +72,9 @@ class _GpuLowering:
     def embedding(
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
     ) -> relax.Expr:
-        table = _weight(op["weight"])
+        table = _weight(op["weight"], self.limits)
         func = embedding.embedding(table, op["scale"], self.limits)
+        args = self._readable(lowering, args)
         return lowering.call(func, args, [((_shape(args[0])[0], table.k), "float32")])
 
     def linears(
@@ -62,38 +83,82 @@ class _GpuLowering:
         """A kernel for each weight: kernels of all would need more buffers than some devices
         bind."""
         x, rest = args[0], args[1:]
-        outputs = []
+        outputs: list[relax.Expr] = []
+        halves: Sequence[relax.Expr] = ()
         for description, bias in zip(op["weights"], op["biases"], strict=True):
-            operator = LinearOperator((_weight(description),), (bias,))
+            operator = LinearOperator((_weight(description, self.limits),), (bias,))
             operands, rest = _split(operator, rest)
-            outputs.append(lowering.emit(self._call(lowering, operator, [x, *operands])))
+            if not halves and can_use_tensor_cores(operator, self.limits):
+                halves = self._halves(lowering, x)
+            outputs.append(lowering.emit(self._call(lowering, operator, [x, *operands], halves)))
         return outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
 
     def linear_add(
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
     ) -> relax.Expr:
-        operator = LinearOperator((_weight(op["weight"]),), (op["bias"],), residual=True)
+        operator = LinearOperator(
+            (_weight(op["weight"], self.limits),), (op["bias"],), residual=True
+        )
         return self._call(lowering, operator, args)
 
     def gated_mlp(
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
     ) -> relax.Expr:
-        weights = tuple(_weight(description) for description in op["weights"])
+        weights = tuple(_weight(description, self.limits) for description in op["weights"])
         operator = LinearOperator(weights, tuple(op["biases"]), activation=op["activation"])
         return self._call(lowering, operator, args)
 
     def _call(
-        self, lowering: Lowering, operator: LinearOperator, args: Sequence[relax.Expr]
-    ) -> relax.Expr:
+        self, lowering: Lowering, operator: LinearOperator, args: Sequence[relax.Expr],
+        halves: Sequence[relax.Expr] = (),
+    ) -> relax.Expr:  # fmt: skip
+        """`halves` of x, if they have been made."""
         output = ((_shape(args[0])[0], operator.n), "float32")
-        return lowering.call(linear(operator, self.limits), args, [output])
+        if can_use_tensor_cores(operator, self.limits):
+            args = [args[0], *(halves or self._halves(lowering, args[0])), *args[1:]]
+        if self.limits.max_buffers is not None and len(args) + 1 > self.limits.max_buffers:
+            raise CompileError(
+                f"kernel {operator.name} takes {len(args) + 1} tensors, the target allows "
+                f"{self.limits.max_buffers}; choose a quantization with fewer parts, as q4f16_1"
+            )
+        args = self._readable(lowering, args)
+        func = linear if self.limits.shares_memory else register_linear
+        if size := workspace_size(operator, self.limits):
+            outputs = [output, ((size,), "float32")]
+            both = lowering.emit(lowering.call(func(operator, self.limits), args, outputs))
+            return relax.TupleGetItem(both, 0)
+        return lowering.call(func(operator, self.limits), args, [output])
+
+    def _halves(self, lowering: Lowering, x: relax.Expr) -> Sequence[relax.Expr]:
+        """What `half_rows` makes of x."""
+        rows, k = _shape(x)
+        outputs = [((rows, padded(int(k))), "float16"), ((rows,), "float32")]
+        both = lowering.emit(lowering.call(half_rows(int(k), self.limits), [x], outputs))
+        return [lowering.emit(relax.TupleGetItem(both, i)) for i in range(2)]
+
+    def _readable(self, lowering: Lowering, args: Sequence[relax.Expr]) -> Sequence[relax.Expr]:
+        """16-bit weights as words, where kernels cannot read them."""
+        if self.limits.has_float16:
+            return args
+        return [self._as_words(lowering, arg) for arg in args]
+
+    def _as_words(self, lowering: Lowering, arg: relax.Expr) -> relax.Expr:
+        if str(arg.ty.dtype) not in HALVES:
+            return arg
+        shape = words_of([int(size) for size in _shape(arg)])
+        view = relax.op.memory.view(lowering.argument(arg), shape, "uint32")
+        return lowering.emit(view)
 
     # ---- operators without weights
 
     def rms_norm(
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
     ) -> relax.Expr:
-        func = norm.rms_norm(op["size"], op["epsilon"], op["residual"], self.limits)
+        constants = (op["size"], op["epsilon"], op["residual"])
+        if self.limits.shares_memory:
+            func = norm.rms_norm(*constants, self.limits)
+        else:
+            func = thread_rms_norm(*constants)
         # Rows of heads are a multiple of the tokens: then the number of tokens comes as well.
         tensors = args[: 3 if op["residual"] else 2]
         return lowering.call(func, tensors, [(tuple(_shape(args[0])), "float32")])
@@ -127,8 +192,11 @@ class _GpuLowering:
         *tensors, layer = args
         names = ("num_heads", "num_kv_heads", "head_dim", "page_size", "kv_dtype")
         shape = AttentionShape(**{name: op[name] for name in names})
-        func = attention.attention(shape, op["scale"], op["window"], self.limits)
         output = (tuple(_shape(tensors[0])), "float32")
+        if not self.limits.shares_memory:
+            func = thread_attention(shape, op["scale"], op["window"], softcap=op.get("softcap"))
+            return lowering.call(func, tensors, [output], scalars=[layer])
+        func = attention.attention(shape, op["scale"], op["window"], self.limits)
         workspace = (attention.splits_shape(shape, self.limits), "float32")
         both = lowering.emit(lowering.call(func, tensors, [output, workspace], scalars=[layer]))
         return relax.TupleGetItem(both, 0)

@@ -93,6 +93,10 @@ class Lowering:
     def emit(self, expr: relax.Expr) -> relax.Var:
         return self._pass.builder_.emit(expr)
 
+    def argument(self, arg: relax.Expr) -> relax.Expr:
+        """`arg` as the lowered function has it."""
+        return self._pass.resolve(arg)
+
     def packed(
         self, parts: Sequence[relax.Expr], num_bytes: int, key: str, pack: tirx.PrimFunc
     ) -> relax.Var:

@@ -11,7 +11,8 @@ from pathlib import Path
 from ...artifact.errors import CompileError
 from .tools import INSTALL, find_tool
 
-_ENVIRONMENT = ("--target-env", "vulkan1.2")
+ENVIRONMENT = ("--target-env", "vulkan1.2")
+"""What the programs are told of the device."""
 
 
 def compile_shaders(sources: Mapping[str, str]) -> dict[str, bytes]:
@@ -30,8 +31,8 @@ def _compile_once(name: str, source: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="everycast-spirv-") as folder:
         shader, plain, small = (Path(folder) / file for file in ("a.comp", "a.spv", "b.spv"))
         shader.write_text(source, encoding="utf-8")
-        _run(name, "glslangValidator", "-V", *_ENVIRONMENT, "-o", plain, shader)
-        _run(name, "spirv-val", *_ENVIRONMENT, plain)
+        _run(name, "glslangValidator", "-V", *ENVIRONMENT, "-o", plain, shader)
+        _run(name, "spirv-val", *ENVIRONMENT, plain)
         _run(name, "spirv-opt", "-O", plain, "-o", small)
         return small.read_bytes()
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ...artifact.errors import CompileError
+from ...native.vulkan_runtime import load_vulkan_runtime
 from ...schedules.gpu.limits import GpuLimits
 from ..gpu import choose_arch, gpu_target, refuse_activations, this_machine
 from ..target import CompileTarget
@@ -25,11 +27,15 @@ _SPEC: dict[str, Any] = {
 
 
 def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget:
-    """One library for all devices; CompileError for an `arch`, or without a linker or the tools
-    that make SPIR-V."""
+    """One library for all devices; CompileError for an `arch`, or without a linker, the tools that
+    make SPIR-V, or what compiles the runtime, which writes the library."""
     refuse_activations("vulkan", activations)
     choose_arch("vulkan", arch, {}, "")
     for name in missing_tools():
         find_tool(name)  # says what brings it
+    try:
+        load_vulkan_runtime()
+    except CompileError as error:
+        raise CompileError(f"target vulkan needs its runtime, but {error}") from None
     register()
     return gpu_target("vulkan", _SPEC, _LIMITS, this_machine())

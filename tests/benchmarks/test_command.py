@@ -99,6 +99,13 @@ def test_alone_it_says_how_to_compare(stage: Stage, capsys: Captured) -> None:
     assert "--against llama.cpp" in capsys.readouterr().err
 
 
+def test_on_another_device_there_are_no_limits_of_the_cpu(stage: Stage) -> None:
+    stage.bench(against=None, device="vulkan:1")
+    assert stage.compiled == [("auto", "vulkan")]
+    (row, *_) = stage.rows()
+    assert row["isa"] == "vulkan:1" and row["percent_of_limit"] is None
+
+
 def test_a_peer_that_fails_a_work_keeps_the_others(stage: Stage, capsys: Captured) -> None:
     stage.peer = lambda: worker("llama.cpp", 10, dies="prefill_128")
     stage.bench()

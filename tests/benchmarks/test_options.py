@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from everycast.artifact.errors import EverycastError
 from everycast.benchmarks.options import BenchOptions, parse_options
 from everycast.benchmarks.workers import BenchError
 
@@ -35,6 +36,7 @@ def test_good_options() -> None:
     assert options.threads == (1,) and options.activations == ("auto", "int8")
     assert options.peer_pythons == {"llama.cpp": Path(sys.executable)}
     assert parse(against=None).peers == ()
+    assert parse().device == "cpu" and parse(device="cuda:1", against=None).device == "cuda:1"
     cores = len(os.sched_getaffinity(0))
     assert parse(threads=f"1, {cores}").threads[-1] == cores
 
@@ -53,6 +55,8 @@ def test_good_options() -> None:
         ({"threads": ","}, "--threads is empty"),
         ({"works": "decode,chat"}, "there is no work 'chat'; choose of"),
         ({"works": ""}, "--works is empty"),
+        ({"device": "vulkan"}, "peers run on the CPU; leave --against out"),
+        ({"device": "auto"}, "peers run on the CPU; leave --against out"),
         ({"activations": "int4"}, "--activations 'int4' is unknown; choose of"),
         ({"peer_python": ["llama.cpp"]}, "give NAME=PATH"),
         ({"peer_python": ["llama.cpp=/nowhere/python"]}, "give NAME=PATH"),
@@ -63,3 +67,8 @@ def test_bad_options(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(BenchError, match=reason) as caught:
         parse(**changes)
     assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_device() -> None:
+    with pytest.raises(EverycastError, match=r"device .cdua. cannot be run on .*mean cuda"):
+        parse(device="cdua", against=None)

@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 from everycast import build_process, cli
+from everycast.artifact.cache import cache_dir
+from everycast.artifact.errors import EverycastError
+from everycast.engine.devices import DeviceMemory
 from everycast.engine.loader import open_artifact
 from everycast.engine.model_runner import StepInput
 from everycast.engine.paged_runner import PagedRunner
@@ -24,6 +27,8 @@ from everycast.engine.parameters import load_parameters
 from everycast.targets.build import BuildRequest, compile_model
 
 ODD = 'Željko 張 庭/模型 a\'b "c"'
+USERS_CACHE = cache_dir()
+"""Before the tests have one of their own."""
 COMMAND = (sys.executable, "-m", "everycast.cli")
 
 
@@ -145,6 +150,31 @@ def built_f32(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model as q0f32."""
     output = tmp_path_factory.mktemp("f32") / ODD
     return build_here(tiny, quantization="q0f32", output=output)
+
+
+@pytest.fixture(scope="session")
+def vulkan(session_cache: Path) -> None:
+    """A Vulkan device, or a skip. The runtime, which takes long to compile, is the user's."""
+    session_cache.mkdir(parents=True, exist_ok=True)
+    (USERS_CACHE / "native").mkdir(parents=True, exist_ok=True)
+    (session_cache / "native").symlink_to(USERS_CACHE / "native")
+    try:
+        DeviceMemory("vulkan")
+    except EverycastError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def built_vulkan(
+    vulkan: None, make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A tiny llama as q4f16_1 for the CPU and Vulkan, in a folder with an odd name."""
+    folder = tmp_path_factory.mktemp("vulkan") / ODD
+    folder.mkdir(parents=True)
+    source = make_tiny("llama", folder)
+    for target in ("cpu", "vulkan"):
+        built = build_here(source, target, "q4f16_1", folder / "dist")
+    return built
 
 
 @pytest.fixture

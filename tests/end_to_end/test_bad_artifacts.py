@@ -110,8 +110,8 @@ def test_an_artifact_is_not_of_every_target_and_quantization(
     run: Callable[..., Any], artifact: Path
 ) -> None:
     chat = ("chat", artifact, "--prompt", "a", "--json")
-    run(*chat, "--target", "cuda").error("cuda")
-    run(*chat, "--target", "cpu:x86-64-v3").error("cpu:x86-64-v3", "built: cpu")
+    run(*chat, "--device", "rocm").error("cannot run on rocm")
+    run(*chat, "--device", "cpu:x86-64-v3").error("cpu:x86-64-v3", "built: cpu")
     run(*chat, "-q", "q4f16_1").error("q4af16_e8", "not q4f16_1")
 
 

@@ -71,9 +71,9 @@ def test_another_target_beside_the_first(
     assert not list(artifact.glob(".building*"))
     chat = ("chat", artifact, "--prompt", "the 模型", "--max-tokens", "8", "--temperature", "0")
     for target in ("cpu", "cpu:x86-64-v3"):
-        answer = json.loads(run(*chat, "--target", target, "--json").out)
+        answer = json.loads(run(*chat, "--device", target, "--json").out)
         assert len(answer["token_ids"]) <= 8 and answer["prompt_tokens"] > 0
-    assert json.loads(run(*chat, "--target", "cpu", "--json").out)["text"] == built.answer["text"]
+    assert json.loads(run(*chat, "--device", "cpu", "--json").out)["text"] == built.answer["text"]
 
 
 @pytest.fixture(scope="module")

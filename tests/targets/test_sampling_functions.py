@@ -1,16 +1,16 @@
-"""A model's library samples as the definition says: the runner over compiled functions, without
-the compiler's own runtime."""
+"""A model's library samples as the definition says, on the CPU and on a Vulkan device: the runner
+over compiled functions, without the compiler's own runtime."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from everycast.artifact.tensor_cache import TensorCacheReader
+from everycast.artifact.errors import EverycastError
 from everycast.engine import numpy_sampling
+from everycast.engine.device_runner import DeviceRunner
+from everycast.engine.devices import DeviceMemory
 from everycast.engine.loader import open_artifact
-from everycast.engine.model_runner import StepInput
-from everycast.engine.paged_runner import PagedRunner
-from everycast.engine.parameters import load_parameters
+from everycast.engine.model_runner import ModelRunner, StepInput
 from everycast.engine.row_sampling import sample_rows
 from everycast.engine.sampler import SequenceSampler, sample_tokens, token_logprobs
 from everycast.engine.sampling_params import SamplingParams
@@ -43,27 +43,34 @@ class OverNumpy:
         return numpy_sampling.token_logprobs(self.logits, rows, token_ids, num_ids, num_top)
 
 
-@pytest.fixture(scope="module")
-def runner(make_tiny, tmp_path_factory):
+@pytest.fixture(scope="module", params=["cpu", "vulkan"])
+def runner(request, make_tiny, tmp_path_factory):
+    if request.param != "cpu":
+        try:
+            DeviceMemory(request.param)
+        except EverycastError as error:
+            pytest.skip(str(error))
     source = make_tiny("llama", tmp_path_factory.mktemp("sampling"))
     folder = compile_model(
-        BuildRequest(str(source), "cpu", "q0f32", source.parent / "dist"), lambda *_: None
+        BuildRequest(str(source), request.param, "q0f32", source.parent / "dist"), lambda *_: None
     )
-    opened = open_artifact(folder)
-    parameters = load_parameters(folder, opened.library, TensorCacheReader(folder))
-    return PagedRunner(opened.library, parameters, opened.info, 20)
+    return open_artifact(folder, request.param).runner()
 
 
-def step_logits(runner: PagedRunner) -> np.ndarray:
+def step_logits(runner: ModelRunner) -> np.ndarray:
     ids = np.arange(NUM_ROWS, dtype=np.int32) + 5
     rows = np.arange(NUM_ROWS, dtype=np.int32)
     tables = np.zeros((1, 2), np.int32)
     offsets = np.array([0, NUM_ROWS], np.int32)
-    return runner.execute(StepInput(ids, rows, offsets, tables, rows))
+    logits = runner.execute(StepInput(ids, rows, offsets, tables, rows))
+    if isinstance(runner, DeviceRunner):
+        return runner.logits()
+    assert logits is not None
+    return logits
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_are_those_of_the_definition(runner: PagedRunner, kind: str) -> None:
+def test_tokens_are_those_of_the_definition(runner: ModelRunner, kind: str) -> None:
     num_ids = runner.info.vocab_size - 3
     samplers = [
         [SequenceSampler(KINDS[kind], prompt_ids=range(9), num_ids=num_ids, eos_token_ids=(4,),
@@ -86,7 +93,7 @@ def test_tokens_are_those_of_the_definition(runner: PagedRunner, kind: str) -> N
                 assert [i for i, _ in token.logprob.top] == [i for i, _ in expected.logprob.top]
 
 
-def test_log_probabilities_of_a_prompt(runner: PagedRunner) -> None:
+def test_log_probabilities_of_a_prompt(runner: ModelRunner) -> None:
     definition = OverNumpy(step_logits(runner))
     rows, token_ids = [4, 0, 2], [7, 0, 11]
     ours, theirs = (

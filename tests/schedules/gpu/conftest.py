@@ -56,6 +56,12 @@ def random_parts(fmt: TensorFormat, n: int, k: int, rng):
     return parts
 
 
+@pytest.fixture(name="random_parts", scope="session")
+def random_parts_fixture():
+    """`random_parts(format, n, k, rng)`: the parts of a random weight."""
+    return random_parts
+
+
 @pytest.fixture(params=LIMITS)
 def gpu(request):
     """`run(func, inputs, outputs)`: arrays in, the filled outputs out; `limits`, `rng`."""

@@ -29,7 +29,8 @@ class Batch:
         self.ids = np.repeat(np.arange(len(sequences)), self.counts)
         starts = np.cumsum([0, *self.counts[:-1]])
         within = np.arange(len(self.ids)) - starts[self.ids]
-        self.positions = (np.array(self.past)[self.ids] + within).astype("int32")
+        self.keys = (np.array(self.past)[self.ids] + within).astype("int32")
+        self.positions = self.keys
         self.starts = starts
         num_blocks = [-(-(past + count) // PAGE) for past, count in sequences]
         num_pages = sum(num_blocks) + 3
@@ -44,8 +45,8 @@ class Batch:
         self.rotary = rng.standard_normal((m, rotary_dim)).astype("float32")
         page_shape = (LAYERS, num_pages, 2 * kv_heads, PAGE * dim)
         self.pages = rng.standard_normal(page_shape).astype(shape.kv_dtype)
-        page = self.tables[self.ids, self.positions // PAGE]
-        self.slots = (page * PAGE + self.positions % PAGE).astype("int32")
+        page = self.tables[self.ids, self.keys // PAGE]
+        self.slots = (page * PAGE + self.keys % PAGE).astype("int32")
 
     def rotated(self, x, heads):
         x = x.reshape(len(x), heads, -1).astype(float)
@@ -80,31 +81,79 @@ class Batch:
         ]
         return np.array(rows, "int32")
 
-    def attended(self, q, pages, scale, window):
+    def seen(self, i, window):
+        """The keys that token i attends to."""
+        position = self.positions[i]
+        return np.arange(0 if window is None else max(0, position - window + 1), position + 1)
+
+    def attended(self, q, pages, scale, window, softcap):
         shape = self.shape
         out = np.zeros((len(self.ids), shape.num_heads, shape.head_dim))
-        for i, (s, position) in enumerate(zip(self.ids, self.positions, strict=True)):
+        for i, s in enumerate(self.ids):
             views = [self.views(pages, page) for page in self.tables[s]]
             keys = np.concatenate([key for key, _ in views], axis=2).astype(float)
             values = np.concatenate([value for _, value in views], axis=1).astype(float)
-            first = 0 if window is None else max(0, position - window + 1)
+            seen = self.seen(i, window)
             for head in range(shape.num_heads):
                 h = head // shape.group
-                scores = q[i, head] @ keys[h, :, first : position + 1] * scale
+                scores = q[i, head] @ keys[h][:, seen] * scale
+                if softcap is not None:
+                    scores = softcap * np.tanh(scores / softcap)
                 weights = np.exp(scores - scores.max())
-                out[i, head] = weights / weights.sum() @ values[h, first : position + 1]
+                out[i, head] = weights / weights.sum() @ values[h, seen]
         return out
 
 
-def attend(gpu, batch, q, pages, scale, window):
+class TreeBatch(Batch):
+    """`trees` has, for each sequence, the parent of each new token among these, -1 at a root; None
+    where they follow each other."""
+
+    def __init__(self, shape, rng, past, trees, num_words):
+        counts = [5 if parents is None else len(parents) for parents in trees]
+        super().__init__(shape, 0, rng, [*zip(past, counts, strict=True)])
+        self.positions = self.keys.copy()
+        self.ancestors = rng.integers(-(2**31), 2**31, (len(self.ids), num_words)).astype("int32")
+        self.trees = np.zeros((len(past), 3), "int32")
+        self.is_ancestor = {}
+        for s, (parents, start) in enumerate(zip(trees, self.starts, strict=True)):
+            if parents is None:
+                self.trees[s] = 2**30, 0, 0
+                continue
+            self.trees[s] = past[s], start, len(parents)
+            seen = np.zeros((len(parents), 32 * num_words), bool)
+            for i, parent in enumerate(parents):
+                if parent >= 0:
+                    seen[i] = seen[parent]
+                seen[i, i] = True
+                self.positions[start + i] = past[s] + seen[i].sum() - 1
+                words = np.packbits(seen[i], bitorder="little").view("int32")
+                self.ancestors[start + i] = words
+            self.is_ancestor[s] = seen
+
+    def seen(self, i, window):
+        s = self.ids[i]
+        if s not in self.is_ancestor:
+            return super().seen(i, window)
+        context, start, count = self.trees[s]
+        keys = np.concatenate(
+            [np.arange(context), context + np.flatnonzero(self.is_ancestor[s][i - start])]
+        )
+        positions = np.append(np.arange(context), self.positions[start : start + count])
+        return keys if window is None else keys[self.positions[i] - positions[keys] < window]
+
+
+def attend(gpu, batch, q, pages, scale, window, softcap=None):
     """(what the kernel gives, what it should give), [m, heads, D]."""
+    has_trees = isinstance(batch, TreeBatch)
     tiles = batch.tiles(tiling(batch.shape, gpu.limits).tokens)
     parts = np.full(splits_shape(batch.shape, gpu.limits), np.nan, "float32")
-    inputs = (q, pages, batch.tables, batch.positions, tiles, LAYER)
-    func = attention(batch.shape, scale, window, gpu.limits)
-    *_, out, _ = gpu.run(func, *inputs, np.full_like(q, np.nan), parts)
+    inputs = [q, pages, batch.tables, batch.positions, tiles]
+    if has_trees:
+        inputs += [batch.trees, batch.ancestors]
+    func = attention(batch.shape, scale, window, gpu.limits, softcap=softcap, has_trees=has_trees)
+    *_, out, _ = gpu.run(func, *inputs, LAYER, np.full_like(q, np.nan), parts)
     heads = (len(q), batch.shape.num_heads, batch.shape.head_dim)
-    return out.reshape(heads), batch.attended(q.reshape(heads), pages, scale, window)
+    return out.reshape(heads), batch.attended(q.reshape(heads), pages, scale, window, softcap)
 
 
 def skip_unless_it_fits(gpu, shape):
@@ -165,6 +214,59 @@ def test_large_scores_do_not_overflow(gpu):
         batch = Batch(AttentionShape(2, 1, 16, PAGE, "float32"), 16, gpu.rng, sequences)
         out, expected = attend(gpu, batch, batch.q * 1e4, batch.pages, 1.0, None)
         np.testing.assert_allclose(out, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("window", [None, 19])
+def test_scores_are_capped(gpu, window):
+    for sequences in (SEQUENCES, LONG):
+        batch = Batch(AttentionShape(6, 2, 24, PAGE, "float16"), 0, gpu.rng, sequences)
+        for softcap, spread in ((50.0, 1.0), (3.0, 10.0), (30.0, 1e4)):
+            out, expected = attend(gpu, batch, batch.q * spread, batch.pages, 0.2, window, softcap)
+            np.testing.assert_allclose(out, expected, atol=1e-4)
+
+
+CHAIN, STAR = (-1, 0, 1, 2, 3), (-1, -1, -1, -1)
+MEDUSA = (-1, 0, 0, 0, 1, 1, 2, 4, 4, 7)
+"""By levels: the last token, and guesses at the next, the one after that, and so on."""
+
+
+def random_tree(rng, size):
+    """Parents come before their children, in no other order."""
+    return (-1, *(int(rng.integers(-1, i)) for i in range(1, size)))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "dtype", "window", "softcap"),
+    [
+        (9, 3, 64, "float16", None, None),
+        (6, 3, 12, "float32", 5, None),
+        (4, 4, 40, "float32", None, 20.0),
+        (8, 1, 32, "float16", 23, 30.0),
+    ],
+)
+def test_trees(gpu, heads, kv_heads, dim, dtype, window, softcap):
+    """Trees on both sides of page borders, of more tokens than a tile or a word has, among decode
+    steps and a chunk of a prompt; then few tokens over long contexts."""
+    shape = AttentionShape(heads, kv_heads, dim, PAGE, dtype)
+    large = random_tree(gpu.rng, 45)
+    for past, trees in (
+        ((0, 7, 13, 30, 64, 3), (CHAIN, MEDUSA, STAR, large, None, (-1,))),
+        ((601, 530), (MEDUSA, STAR)),
+    ):
+        batch = TreeBatch(shape, gpu.rng, past, trees, 2)
+        out, expected = attend(gpu, batch, batch.q, batch.pages, dim**-0.5, window, softcap)
+        np.testing.assert_allclose(out, expected, atol=2e-5)
+
+
+def test_a_chain_is_a_tree_and_the_context_may_be_empty(gpu):
+    shape = AttentionShape(6, 2, 20, PAGE, "float32")
+    chain = TreeBatch(shape, gpu.rng, (0, 40), (CHAIN, CHAIN), 1)
+    batch = Batch(shape, 0, np.random.default_rng(0), ((0, 5), (40, 5)))
+    batch.tables = chain.tables
+    for window in (None, 3):
+        ours, _ = attend(gpu, chain, chain.q, chain.pages, 0.3, window)
+        theirs, _ = attend(gpu, batch, chain.q, chain.pages, 0.3, window)
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_tiling_fits_in_shared_memory():

@@ -17,3 +17,8 @@ typedef uint cl_mem_fence_flags;
 typedef enum memory_scope { memory_scope_work_item } memory_scope;
 typedef enum memory_order { memory_order_relaxed } memory_order;
 #define CLK_LOCAL_MEM_FENCE 1
+#define as_float(x) __builtin_astype((x), float)
+#define as_half(x) __builtin_astype((x), half)
+#define as_int(x) __builtin_astype((x), int)
+#define as_uint(x) __builtin_astype((x), uint)
+#define as_ushort(x) __builtin_astype((x), ushort)

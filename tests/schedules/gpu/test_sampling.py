@@ -1,0 +1,283 @@
+"""The sampling kernels against their definition in NumPy, over odd sizes and hard logits."""
+
+import functools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from everycast.engine import numpy_sampling as oracle
+from everycast.engine.device_sampling import device_settings, token_parts
+from everycast.schedules.gpu.limits import GemmTile, GpuLimits
+from everycast.schedules.gpu.sampling import sampling_functions
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+SIZES = (1, 7, 1000, 49152, 151936)
+SMALL = 1000
+LEAST = GpuLimits(
+    max_threads=64, shared_bytes=16 << 10, gemv_threads=64, attention_threads=64,
+    gemm_tiles=(GemmTile(16, 32, 32, 4, 4), GemmTile(32, 32, 32, 4, 4)),
+)  # fmt: skip
+FILTERS = (
+    {},
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": 300, "temperature": 0.5},
+    {"top_p": 0.9, "temperature": 0.7},
+    {"top_p": 0.5, "temperature": 4.0},
+    {"top_p": 0.0},
+    {"top_p": 0.9999999},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"min_p": 0.02, "top_k": 40, "top_p": 0.8, "temperature": 1.3},
+    {"temperature": 1e-5, "top_p": 0.9},
+    {"temperature": 1e25, "top_k": 11},
+)
+
+
+@functools.cache
+def function(name, size, limits):
+    return sampling_functions(size, limits)[name]
+
+
+def sample(gpu, logits, rows, values, num_ids=None):
+    """As `oracle.sample_from_logits`."""
+    rows, num_ids = np.array(rows, "int32"), logits.shape[1] if num_ids is None else num_ids
+    func = function("sample_from_logits", logits.shape[1], gpu.limits)
+    words = device_settings(np.array(values, float).reshape(-1, 5))
+    return gpu.run(func, logits, rows, words, num_ids, np.full(len(rows), -7, "int32"))[-1]
+
+
+def setting(uniform=0.0, *, temperature=1.0, min_p=0.0, top_k=0, top_p=1.0):
+    if temperature == 0:
+        return (0.0, -math.inf, 0.0, 1.0, uniform)
+    offset = temperature * math.log(min_p) if min_p else -math.inf
+    return (math.log2(math.e) / temperature, offset, float(top_k), top_p, uniform)
+
+
+def random_logits(size, seed=0, *, rows=1, spread=3.0):
+    rng = np.random.default_rng([size, seed])
+    return (rng.standard_normal((rows, size)) * spread).astype("float32")
+
+
+def hard_rows(size):
+    """Rows with ties, forbidden tokens, one value for all, zeros of both signs, and extremes."""
+    rng = np.random.default_rng(size)
+    rows = random_logits(size, 1, rows=7)
+    rows[1] = rows[1].round()
+    rows[2, rng.random(size) < 0.7] = -np.inf
+    rows[2, -1] = 0.5
+    rows[3] = 2.25
+    rows[4] = rng.choice(np.array([0.0, -0.0, -1.0], "float32"), size)
+    rows[5] *= 1e6
+    rows[6] = -np.inf
+    rows[6, size // 2] = -3e38
+    return rows
+
+
+def checks_of(row, filters):
+    """(settings, the token each must draw): in the middle of the interval of ids that the oracle
+    keeps, and at the start."""
+    *fixed, _ = setting(**filters)
+    kept = oracle.kept_ids(row, *fixed)
+    weights = np.exp2((row[kept].astype(float) - float(row.max())) * fixed[0])
+    ends = np.cumsum(weights) / weights.sum()
+    starts = np.append(0.0, ends[:-1])
+    # An interval narrower than the rounding of float32 weights cannot be hit on purpose; of many
+    # the first and last, and some between.
+    wide = np.flatnonzero(ends - starts > 1e-5)
+    some = np.unique(np.concatenate([wide[:4], wide[4:-4:3997], wide[-4:]]))
+    uniforms = [0.0, *((starts + ends) / 2)[some]]
+    return [(*fixed, u) for u in uniforms], [kept[weights > 1e-12][0], *kept[some]]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_greedy_is_the_arg_max_and_the_lowest_of_equals(gpu, size):
+    rows = hard_rows(size)
+    drawn = sample(gpu, rows, [*range(7)], [setting(temperature=0)] * 7)
+    assert drawn.tolist() == rows.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_draws_are_those_of_the_oracle(gpu, size):
+    logits, rows, values, expected = hard_rows(size), [], [], []
+    for number, row in enumerate(logits):
+        for filters in FILTERS if size <= SMALL else FILTERS[number % 3 :: 3]:
+            more_values, more_tokens = checks_of(row, filters)
+            rows += [number] * len(more_values)
+            values += more_values
+            expected += more_tokens
+    assert sample(gpu, logits, rows, values).tolist() == expected
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 10**6),
+    spread=st.sampled_from([0.0, 0.3, 3.0, 30.0]),
+    decimals=st.integers(0, 6),
+    temperature=st.sampled_from([0.1, 0.7, 1.0, 2.0, 50.0]),
+    min_p=st.sampled_from([0.0, 0.0, 1e-4, 0.3]),
+    top_k=st.integers(0, 1100),
+    top_p=st.floats(0, 1),
+)
+def test_any_row_and_filters(gpu, seed, spread, decimals, temperature, min_p, top_k, top_p):
+    row = random_logits(SMALL, seed, spread=spread)[0].round(decimals)
+    uniforms = (0.37, 0.999)
+    filters = {"temperature": temperature, "min_p": min_p, "top_k": top_k, "top_p": top_p}
+    drawn = sample(gpu, row[None], [0, 0], [setting(u, **filters) for u in uniforms])
+    *fixed, _ = setting(**filters)
+    kept = oracle.kept_ids(row, *fixed)
+    # Where top_p cuts in the middle of a rounding error, one id more or less is right as well.
+    more = oracle.kept_ids(row, *fixed[:3], min(1.0, top_p * (1 + 1e-6) + 1e-9))
+    assert set(drawn) <= set(more)
+    weights = np.exp2((row[kept].astype(float) - float(row.max())) * fixed[0])
+    ends = np.cumsum(weights) / weights.sum()
+    for token, uniform in zip(drawn, uniforms, strict=True):
+        if token in kept:
+            place = int(np.searchsorted(kept, token))
+            slack = 1e-5 + (len(more) - len(kept)) * weights.min() / weights.sum()
+            assert (ends[place - 1] if place else 0) - slack <= uniform <= ends[place] + slack
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{}, {"temperature": 1.3, "top_k": 60, "top_p": 0.95}, {"temperature": 0.8, "min_p": 0.05}],
+    ids=str,
+)
+def test_ten_thousand_draws_follow_the_distribution(gpu, filters):
+    row = random_logits(SMALL, 5, spread=1.0)
+    uniforms = np.random.default_rng(1).random(10_000)
+    drawn = sample(gpu, row, [0] * 10_000, [setting(u, **filters) for u in uniforms])
+    *fixed, _ = setting(**filters)
+    kept = oracle.kept_ids(row[0], *fixed)
+    weights = np.exp2((row[0, kept].astype(float) - float(row.max())) * fixed[0])
+    expected = weights / weights.sum() * 10_000
+    observed = np.bincount(drawn, minlength=SMALL)[kept]
+    assert observed.sum() == 10_000
+    freedom = len(kept) - 1
+    chi_square = float(((observed - expected) ** 2 / expected).sum())
+    assert abs(chi_square - freedom) < 4 * math.sqrt(2 * freedom)
+
+
+def test_a_draw_does_not_depend_on_the_others_nor_on_the_number_of_threads(gpu):
+    logits = random_logits(SMALL, rows=9)
+    filters = zip(
+        np.linspace(0, 0.999, 27), [0.3, 0.9, 1.0] * 9, [0, 0, 0, 50] * 6 + [7] * 3, strict=True
+    )
+    values = [setting(u, temperature=1.5, top_p=p, top_k=k) for u, p, k in filters]
+    rows = [*range(9)] * 3
+    together = sample(gpu, logits, rows, values)
+    alone = [sample(gpu, logits[r : r + 1], [0], [v])[0] for r, v in zip(rows, values, strict=True)]
+    assert together.tolist() == alone
+    least = SimpleNamespace(run=gpu.run, limits=LEAST)
+    assert sample(least, logits, rows, values).tolist() == alone
+
+
+@pytest.mark.parametrize("size", SIZES[:3])
+def test_padding_is_never_drawn(gpu, size):
+    num_ids = max(1, size - size // 3)
+    logits = random_logits(size)
+    logits[:, num_ids:] = 1e30
+    for filters in ({"temperature": 0}, {"temperature": 50.0}, {"top_k": 3}, {"top_p": 0.99}):
+        values = [setting(u, **filters) for u in np.linspace(0, 0.9999, 20)]
+        drawn = sample(gpu, logits, [0] * 20, values, num_ids)
+        assert 0 <= drawn.min() and drawn.max() < num_ids
+
+
+@pytest.mark.parametrize("size", SIZES[:4])
+def test_what_is_not_a_number_is_found(gpu, size):
+    rows = random_logits(size, rows=7)
+    rows[0, size // 2] = np.nan
+    rows[1, -1] = np.inf
+    rows[2] = -np.inf
+    rows[3, 0] = -np.nan
+    rows[4, 0] = np.nan
+    rows[4, -1] = 100.0
+    rows[5, 0] = -np.nan
+    rows[5, -1] = 100.0
+    for filters in ({"temperature": 0}, {}, {"top_k": 2}, {"top_p": 0.5}):
+        drawn = sample(gpu, rows, [*range(7)], [setting(0.5, **filters)] * 7)
+        # Rows 4 and 5 of one id are only the 100.
+        assert (drawn < 0).tolist() == [True] * 4 + [size > 1] * 2 + [False]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("num_top", [1, 5, 20])
+def test_log_probabilities(gpu, size, num_top):
+    logits = np.concatenate([hard_rows(size), np.full((1, size), np.nan, "float32")])
+    rows = np.array([*range(8), 0], "int32")
+    token_ids = np.random.default_rng(3).integers(0, size, 9).astype("int32")
+    expected = oracle.token_logprobs(logits, rows, token_ids, size, num_top)
+    # Tokens in another order, among others, one of which was not drawn.
+    picks = np.random.default_rng(4).permutation(12)[:9].astype("int32")
+    drawn = np.full(12, -1, "int32")
+    drawn[picks] = np.where(token_ids == 0, -1, token_ids)
+    outputs = [
+        np.full((9, 4), 7, "int32"), np.full((9, num_top), 7, "int32"),
+        np.full((9, num_top), 7, "float32"),
+    ]  # fmt: skip
+    func = function("token_logprobs", size, gpu.limits)
+    *_, words, top_ids, top_logits = gpu.run(func, logits, rows, picks, drawn, size, *outputs)
+    found = token_parts([words, top_ids, top_logits], num_top)
+    np.testing.assert_allclose(found.parts, expected.parts, rtol=1e-6)
+    assert found.top_ids.tolist() == expected.top_ids.tolist()
+    assert np.array_equal(found.top_logits, expected.top_logits)
+
+
+def test_the_sum_of_very_different_logits_is_that_of_the_highest(gpu):
+    logits = np.array([[3e38, -3e38, 0.0]], "float32")
+    assert sample(gpu, logits, [0], [setting(0.999, temperature=1e10)]).tolist() == [0]
+
+
+@pytest.mark.parametrize("size", SIZES[:4])
+def test_bias_and_back(gpu, size):
+    logits = random_logits(size, rows=3)
+    rng = np.random.default_rng(0)
+    count = min(size, 400)
+    rows = np.repeat([2, 0], count).astype("int32")
+    ids = np.concatenate([rng.permutation(size)[:count] for _ in range(2)]).astype("int32")
+    bias = rng.standard_normal(2 * count).astype("float32")
+    bias[0] = -np.inf
+    run = functools.partial(_change, gpu, size)
+    *_, saved = run("take_logits", logits, rows, ids, np.full(2 * count, np.nan, "float32"))
+    assert np.array_equal(saved, logits[rows, ids])
+    changed, *_ = run("apply_logit_bias_inplace", logits, rows, ids, bias)
+    expected = logits.copy()
+    oracle.apply_logit_bias_inplace(expected, rows, ids, bias)
+    assert np.array_equal(changed, expected)
+    assert np.array_equal(run("put_logits", changed, rows, ids, saved)[0], logits)
+
+
+def _change(gpu, size, name, *arrays):
+    return gpu.run(function(name, size, gpu.limits), *arrays)
+
+
+@pytest.mark.parametrize("size", SIZES[:4])
+def test_penalties(gpu, size):
+    logits = random_logits(size, rows=4)
+    logits[3, 0] = -np.inf
+    rng = np.random.default_rng(0)
+    count = min(size, 5000)
+    ids = np.concatenate([rng.permutation(size)[:count] for _ in range(2)]).astype("int32")
+    arrays = (
+        np.array([3, 1], "int32"), np.repeat([0, 1], count).astype("int32"), ids,
+        rng.integers(0, 4, 2 * count).astype("int32"),
+        np.array([[0.5, 0.3, 1.2], [-0.5, -0.1, 0.7]], "float32"),
+    )  # fmt: skip
+    changed, *_ = _change(gpu, size, "apply_penalty_inplace", logits, *arrays)
+    oracle.apply_penalty_inplace(logits, *arrays)
+    np.testing.assert_allclose(changed, logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES[:4])
+def test_bitmask(gpu, size):
+    logits = random_logits(size, rows=3)
+    words = -(-size // 32)
+    mask = np.random.default_rng(0).integers(-(2**31), 2**31, (2, words)).astype("int32")
+    rows = np.array([2, 0], "int32")
+    changed, *_ = _change(gpu, size, "apply_bitmask_inplace", logits, rows, mask)
+    oracle.apply_bitmask_inplace(logits, rows, mask)
+    assert np.array_equal(changed, logits)
