@@ -13,25 +13,29 @@ from tvm.script import tirx as T
 
 from .vectors import dtype_of, splat
 
+_IN_ORDER = "everycast_in_order"
+
 
 @dataclass(frozen=True, slots=True)
 class ByteDot:
     """One instruction set's way from bytes to int32 sums, a register of rows at a time.
 
     `multiply_add(sums, q, x)` adds the products of 4 consecutive k of `lanes` rows, q uint8 and x
-    int8 of 4 · lanes bytes; `widen(sums)` makes int32 of them, a lane a row, None where they are
-    int32 already. Sums are of `sum_dtype` and may hold the products of 32 k. q must not exceed
-    `largest_q`. Larger ones are multiplied as 16-bit words by `multiply_words(q, x)`, which adds 2
-    neighbours up to int32; where there is none, bytes of q are signed and stand for 128 more (see
-    `dot_int8`).
+    int8 of 4 · lanes bytes; `widen(sums, factor)` makes int32 of them, times a factor up to 2¹⁴, a
+    lane a row, None where they are int32 already. Sums are of `sum_dtype` and may hold the products
+    of 32 k. q must not exceed `largest_q`. Larger ones are multiplied as 16-bit words by
+    `multiply_words(q, x)`, which adds 2 neighbours up to int32; where there is none, bytes of q are
+    signed and stand for 128 more (see `dot_int8`).
     """
 
     lanes: int
     largest_q: int
     sum_dtype: str
     multiply_add: Callable[[Any, Any, Any], Any]
-    widen: Callable[[Any], Any] | None = None
+    widen: Callable[[Any, int], Any] | None = None
     multiply_words: Callable[[Any, Any], Any] | None = None
+    llvm_source: str = ""
+    """LLVM IR that kernels with these sums import, for `in_order`."""
 
     def before(self, start: Any) -> Any:
         """Sums before the first step, which `total` makes `start` of, an int32 vector."""
@@ -40,9 +44,23 @@ class ByteDot:
         dtype, _, width = self.sum_dtype.partition("x")
         return splat(tirx.const(0, dtype), int(width))
 
+    def in_order(self, sums: Any) -> Any:
+        """The same sums, before which LLVM adds up no later ones (where there is LLVM IR for it).
+
+        Left to itself it adds up all products of a token at once, or takes the tokens of a tile one
+        after another: either way it keeps more vectors than there are registers.
+        """
+        return T.call_extern(self.sum_dtype, _IN_ORDER, sums) if self.llvm_source else sums
+
     def total(self, sums: Any, start: Any) -> Any:
         """`start` and all products, int32."""
-        return sums if self.widen is None else self.widen(sums) + start
+        return sums if self.widen is None else self.widen(sums, 1) + start
+
+    def shifted(self, sums: Any, bits: int) -> Any:
+        """All products times 2^bits, int32, of sums that started from zero."""
+        if self.widen is None:
+            return T.shift_left(sums, splat(T.int32(bits), self.lanes))
+        return self.widen(sums, 1 << bits)
 
 
 def _by_instruction(dtype: str, name: str, q_dtype: str = "uint8") -> ByteDot:
@@ -54,7 +72,9 @@ def _by_instruction(dtype: str, name: str, q_dtype: str = "uint8") -> ByteDot:
         q = q if q_dtype == "uint8" else T.reinterpret(q_type, q)
         return T.call_llvm_pure_intrin(dtype, name, sums, q, x)
 
-    return ByteDot(lanes, 255 if q_dtype == "uint8" else 127, dtype, multiply_add)
+    largest_q = 255 if q_dtype == "uint8" else 127
+    source = _in_order_source(f"<{lanes} x i32>") if ".x86." in name else ""
+    return ByteDot(lanes, largest_q, dtype, multiply_add, llvm_source=source)
 
 
 def _by_pairs(lanes: int, multiply: str, add_pairs: str) -> ByteDot:
@@ -67,10 +87,22 @@ def _by_pairs(lanes: int, multiply: str, add_pairs: str) -> ByteDot:
     def multiply_words(q: Any, x: Any) -> Any:
         return T.call_llvm_pure_intrin(dtype_of("int32", lanes), add_pairs, q, x)
 
-    def widen(sums: Any) -> Any:
-        return multiply_words(sums, splat(T.int16(1), 2 * lanes))
+    def widen(sums: Any, factor: int) -> Any:
+        return multiply_words(sums, splat(T.int16(factor), 2 * lanes))
 
-    return ByteDot(lanes, 15, sum_dtype, multiply_add, widen, multiply_words)
+    source = _in_order_source(f"<{2 * lanes} x i16>")
+    return ByteDot(lanes, 15, sum_dtype, multiply_add, widen, multiply_words, source)
+
+
+def _in_order_source(vector: str) -> str:
+    """An empty instruction that seems to change an x86 vector register, in its place among others
+    of its kind."""
+    return f"""
+define {vector} @{_IN_ORDER}({vector} %sums) alwaysinline {{
+  %same = call {vector} asm sideeffect "", "=v,0"({vector} %sums)
+  ret {vector} %same
+}}
+"""
 
 
 BYTE_DOTS = {

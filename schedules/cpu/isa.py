@@ -45,6 +45,15 @@ class CpuIsa:
             return 0
         return 4 if terms == 1 else 6
 
+    def unpack_tokens(self, terms: int) -> int:
+        """Tokens from which on unpacking weights of 4 bits once for all pays, for `terms` of int8;
+        0: never.
+
+        It does where tiles are small and products and sums take two instructions, which leave no
+        room beside them for unpacking.
+        """
+        return 4 * self.largest_tile(terms) if terms and self.byte_dot == "avx2" else 0
+
     @property
     def chains(self) -> int:
         """Sums that the dot products of floats and quantized weights are split into, to hide the

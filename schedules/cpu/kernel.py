@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec
 
 from tvm import tirx
+from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as B
 
@@ -116,13 +117,18 @@ def current_kernel() -> Kernel:
 
 
 @contextmanager
-def body() -> Iterator[None]:
-    """The single opaque block that Relax's memory passes expect."""
+def body(llvm_source: str = "") -> Iterator[None]:
+    """The single opaque block that Relax's memory passes expect; with the LLVM IR of functions that
+    it calls."""
     with B.sblock("root"):
         B.reads()
         B.writes()
         current_kernel().declare_views()
-        yield
+        if not llvm_source:
+            yield
+            return
+        with B.attr(T.int32(0), "pragma_import_llvm", llvm_source):
+            yield
 
 
 @contextmanager

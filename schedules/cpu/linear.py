@@ -7,8 +7,7 @@ blocks (`LinearSchedule.pair_tokens`), neighbours make one unit.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from tvm import tirx
@@ -16,15 +15,16 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
 from . import dot_bf16, dot_int8
-from .byte_dots import BYTE_DOTS, ByteDot
+from .byte_dots import BYTE_DOTS
 from .control import either, for_tiles, parallel
-from .dot_float import dot_float
 from .isa import CpuIsa
 from .kernel import Kernel, body, kernel, kernel_factory
 from .linear_inputs import activation_specs, are_bfloat16
+from .linear_layer import Layer, unless_unpacked
 from .linear_schedule import LinearSchedule, default_schedule
 from .packing import PackedWeight
 from .vectors import LANES, constant, exp2, local_array, opaque, ramp
+from .weight_groups import UnpackedBlock
 
 Activation = Literal["silu", "gelu_tanh"]
 _LOG2_E = 1.4426950408889634
@@ -74,63 +74,6 @@ def schedule_for(weights: Sequence[PackedWeight], isa: CpuIsa, terms: int) -> Li
     return default_schedule(isa, terms, is_quantized=is_quantized, has_pairs=has_pairs)
 
 
-class _Layer:
-    """A weight's arguments in a kernel under construction."""
-
-    def __init__(
-        self,
-        func: Kernel,
-        weight: PackedWeight,
-        has_bias: bool,
-        suffix: str,
-        isa: CpuIsa,
-        schedule: LinearSchedule,
-    ) -> None:
-        self.weight, self.isa, self.schedule = weight, isa, schedule
-        self.packed = func.buffer(f"packed{suffix}", (weight.num_bytes,), "uint8")
-        self.bias = func.buffer(f"bias{suffix}", (weight.n,), "float32") if has_bias else None
-
-    def dot(self, block: Any, x: Any, first: Any, tokens: int) -> list[Any]:
-        ahead = self.schedule.prefetch_bytes(tokens)
-        if isinstance(x, dot_int8.Int8Activations):
-            blocks = [(self.packed, block)]
-            return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self._unit, ahead)[0]
-        if isinstance(x, dot_bf16.Bf16Activations):
-            return dot_bf16.dot_bf16(self.weight, self.packed, block, x, first, tokens, ahead)
-        chains = self.isa.chains
-        return dot_float(self.weight, self.packed, block, x, first, tokens, chains, ahead)
-
-    def dot_pair(
-        self, block: Any, other: "_Layer", other_block: Any, x: Any, first: Any, tokens: int
-    ) -> list[list[Any]]:
-        """The same of two blocks, one of another layer perhaps: a vector of rows per token of each.
-
-        Weights of one form and int8 are worked on at once.
-        """
-        if self.weight != other.weight or not isinstance(x, dot_int8.Int8Activations):
-            return [self.dot(block, x, first, tokens), other.dot(other_block, x, first, tokens)]
-        blocks = [(self.packed, block), (other.packed, other_block)]
-        ahead = self.schedule.prefetch_many
-        return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self._unit, ahead)
-
-    @property
-    def _unit(self) -> ByteDot:
-        return BYTE_DOTS[self.isa.byte_dot or ""]
-
-    def bias_vector(self, block: Any) -> Any:
-        """The bound bias of a block of 16 rows; None without one."""
-        if self.bias is None:
-            return None
-        bias, n = self.bias, self.weight.n
-        if n % LANES == 0:
-            return B.Bind(bias[ramp(block * LANES)])
-        vector = local_array(LANES)
-        B.buffer_store(vector, constant(0.0), [ramp(0)])
-        with B.serial(T.min(T.int64(LANES), n - block * LANES)) as lane:
-            B.buffer_store(vector, bias[block * LANES + lane], [lane])
-        return B.Bind(vector[ramp(0)])
-
-
 @kernel_factory
 def _linears(
     weights: tuple[PackedWeight, ...],
@@ -146,7 +89,7 @@ def _linears(
     with kernel(name) as (func, ib):
         x = _declare_x(func, weights, terms)
         layers = [
-            _Layer(func, weight, has_bias, str(i), isa, schedule)
+            Layer(func, weight, has_bias, str(i), isa, schedule)
             for i, (weight, has_bias) in enumerate(zip(weights, biases, strict=True))
         ]
         m = "num_tokens"
@@ -179,9 +122,13 @@ def _linears(
                     number = opaque(block + j)
                     store(number, first, layer.dot(number, x, first, tokens))
 
-            _for_tiles(start, stop, schedule, emit_pair, emit_tile)
+            def emit_unpacked(first: Any, tokens: int, unpacked: list[UnpackedBlock]) -> None:
+                store(block, first, dot_int8.dot_unpacked(unpacked[0], x, first, tokens))
 
-        with _body(x):
+            with unless_unpacked([layer], block, x, start, stop, emit_unpacked):
+                _for_tiles(start, stop, schedule, emit_pair, emit_tile)
+
+        with body(_llvm_source(x, isa)):
             _for_blocks(func.size(m), weights, terms, schedule, emit, have_neighbours=True)
     return ib.get()
 
@@ -200,7 +147,7 @@ def _gated_mlp(
     with kernel(name) as (func, ib):
         x = _declare_x(func, (gate, up), terms)
         layers = [
-            _Layer(func, weight, has_bias, suffix, isa, schedule)
+            Layer(func, weight, has_bias, suffix, isa, schedule)
             for weight, has_bias, suffix in zip((gate, up), biases, ("_gate", "_up"), strict=True)
         ]
         y = func.buffer("y", ("num_tokens", gate.n), "float32")
@@ -222,9 +169,13 @@ def _gated_mlp(
             def emit_tile(first: Any, tokens: int) -> None:
                 store(first, [layer.dot(block, x, first, tokens) for layer in layers])
 
-            _for_tiles(start, stop, schedule, emit_pair, emit_tile)
+            def emit_unpacked(first: Any, tokens: int, unpacked: list[UnpackedBlock]) -> None:
+                store(first, [dot_int8.dot_unpacked(each, x, first, tokens) for each in unpacked])
 
-        with _body(x):
+            with unless_unpacked(layers, block, x, start, stop, emit_unpacked):
+                _for_tiles(start, stop, schedule, emit_pair, emit_tile)
+
+        with body(_llvm_source(x, isa)):
             _for_blocks(func.size("num_tokens"), (gate,), terms, schedule, emit)
     return ib.get()
 
@@ -248,14 +199,13 @@ def _declare_x(func: Kernel, weights: Sequence[PackedWeight], terms: int) -> Any
     return dot_int8.Int8Activations(xq, scales, sums, steps, terms)
 
 
-@contextmanager
-def _body(x: Any) -> Iterator[None]:
-    with body():
-        if isinstance(x, dot_bf16.Bf16Activations):
-            with B.attr(T.int32(0), "pragma_import_llvm", dot_bf16.LLVM_SOURCE):
-                yield
-        else:
-            yield
+def _llvm_source(x: Any, isa: CpuIsa) -> str:
+    """LLVM IR that a kernel over these activations imports."""
+    if isinstance(x, dot_bf16.Bf16Activations):
+        return dot_bf16.LLVM_SOURCE
+    if isinstance(x, dot_int8.Int8Activations):
+        return BYTE_DOTS[isa.byte_dot or ""].llvm_source
+    return ""
 
 
 def _for_blocks(

@@ -23,6 +23,9 @@ class LinearSchedule:
     pair_tokens: int = 0
     """Tokens of tiles that go through two blocks of 16 rows at once, in batches of at least two of
     the largest tiles; 0: there are none. For integer activations."""
+    unpack_tokens: int = 0
+    """Tokens from which on a block of rows is unpacked once for all of their tiles; 0: never. For
+    integer activations, where there are no tiles of two blocks."""
     chunk_bytes: int = 512 * 1024
     """Activations that stay in the cache while the weights pass by."""
     prefetch_one: int = 0
@@ -74,5 +77,6 @@ def default_schedule(
     return LinearSchedule(
         tile_tokens=isa.largest_tile(terms),
         pair_tokens=isa.pair_tile(terms) if has_pairs else 0,
+        unpack_tokens=isa.unpack_tokens(terms) if has_pairs else 0,
         prefetch_many=8192 if is_quantized or terms else 0,
     )

@@ -128,6 +128,24 @@ def test_every_tail_of_an_integer_tile(lab, terms):
 
 
 @pytest.mark.parametrize("lab", ["avx2"], indirect=True)
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("fmt", [Q4, SYMMETRIC, SYMMETRIC_16], ids=str)
+def test_unpacked_blocks(lab, fmt, terms):
+    """Fewer groups than a vector has lanes, and more; many tokens and few."""
+    isa = small(lab.isa)
+    for k in (33, 648):
+        weight = PackedWeight(fmt, 23, k)
+        assert 3 < isa.unpack_tokens(terms) <= 13
+        check(lab, [weight], [True], terms=terms, isa=isa, tokens=(3, 13, 18))
+
+
+@pytest.mark.parametrize("lab", ["avx2"], indirect=True)
+def test_blocks_too_large_to_unpack(lab):
+    weight = PackedWeight(SYMMETRIC, 16, 24000)
+    check(lab, [weight], [False], terms=1, isa=small(lab.isa), tokens=(13,))
+
+
+@pytest.mark.parametrize("lab", ["avx2"], indirect=True)
 def test_avx2_three_bits(lab):
     check(lab, [PackedWeight(Q3, 33, 88)], [False], terms=0, isa=lab.isa, tokens=(1, 7))
 

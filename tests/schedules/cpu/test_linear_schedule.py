@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 Q4 = TensorFormat("float16", 4, 32, None)
 SCHEDULES = [
     {"tile_tokens": 3, "pair_tokens": 5, "prefetch_one": 1024, "prefetch_few": 0},
-    {"tile_tokens": 6, "pair_tokens": 0, "chunk_bytes": 1, "prefetch_many": 1 << 20},
+    {"tile_tokens": 6, "pair_tokens": 0, "unpack_tokens": 0, "chunk_bytes": 1},
+    {"tile_tokens": 4, "pair_tokens": 0, "unpack_tokens": 5, "prefetch_many": 1 << 20},
 ]
 
 
@@ -87,6 +88,7 @@ def test_a_tile_takes_the_parameters_of_its_bucket():
     [
         ({"tile_tokens": 0}, "tile_tokens"),
         ({"pair_tokens": -1}, "pair_tokens"),
+        ({"unpack_tokens": -1}, "unpack_tokens"),
         ({"chunk_bytes": 0}, "chunk_bytes"),
         ({"prefetch_one": -1}, "prefetch_one"),
         ({"prefetch_few": 2.0}, "prefetch_few"),
@@ -116,6 +118,15 @@ def test_pairs_are_for_integers_in_whole_registers(lanes, num_registers, terms):
     assert (schedule.pair_tokens > 0) == (lanes == 16 and terms > 0)
     # Their sums of integers alone fit in the registers.
     assert 2 * schedule.pair_tokens < num_registers // 2
+
+
+@pytest.mark.parametrize("terms", [0, 1, 2])
+def test_blocks_are_unpacked_for_several_small_tiles(terms):
+    avx2, vnni = (CpuIsa("avx2", 8, 16, byte_dot) for byte_dot in ("avx2", "avxvnni"))
+    schedule = default_schedule(avx2, terms, is_quantized=True, has_pairs=True)
+    assert (schedule.unpack_tokens > schedule.tile_tokens) == (terms > 0)
+    assert default_schedule(avx2, terms, is_quantized=True).unpack_tokens == 0
+    assert default_schedule(vnni, terms, is_quantized=True, has_pairs=True).unpack_tokens == 0
 
 
 def test_names_tell_operators_apart():

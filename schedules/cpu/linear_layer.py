@@ -1,0 +1,120 @@
+"""A weight of a linear kernel under construction: its arguments, and its products with x."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.tirx.script import builder as B
+
+from . import dot_bf16, dot_int8
+from .byte_dots import BYTE_DOTS, ByteDot
+from .control import either, for_tiles
+from .dot_float import dot_float
+from .isa import CpuIsa
+from .kernel import Kernel
+from .linear_schedule import LinearSchedule
+from .packing import PackedWeight
+from .vectors import LANES, constant, local_array, ramp
+from .weight_groups import UnpackedBlock
+
+_MAX_UNPACKED_BYTES = 320 * 1024
+"""They are on the stack: threads have at least 512 kB."""
+
+
+class Layer:
+    """A weight's arguments in a kernel under construction."""
+
+    def __init__(
+        self,
+        func: Kernel,
+        weight: PackedWeight,
+        has_bias: bool,
+        suffix: str,
+        isa: CpuIsa,
+        schedule: LinearSchedule,
+    ) -> None:
+        self.weight, self.isa, self.schedule = weight, isa, schedule
+        self.packed = func.buffer(f"packed{suffix}", (weight.num_bytes,), "uint8")
+        self.bias = func.buffer(f"bias{suffix}", (weight.n,), "float32") if has_bias else None
+
+    def dot(self, block: Any, x: Any, first: Any, tokens: int) -> list[Any]:
+        ahead = self.schedule.prefetch_bytes(tokens)
+        if isinstance(x, dot_int8.Int8Activations):
+            blocks = [(self.packed, block)]
+            return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self._unit, ahead)[0]
+        if isinstance(x, dot_bf16.Bf16Activations):
+            return dot_bf16.dot_bf16(self.weight, self.packed, block, x, first, tokens, ahead)
+        chains = self.isa.chains
+        return dot_float(self.weight, self.packed, block, x, first, tokens, chains, ahead)
+
+    def dot_pair(
+        self, block: Any, other: "Layer", other_block: Any, x: Any, first: Any, tokens: int
+    ) -> list[list[Any]]:
+        """The same of two blocks, one of another layer perhaps: a vector of rows per token of each.
+
+        Weights of one form and int8 are worked on at once.
+        """
+        if self.weight != other.weight or not isinstance(x, dot_int8.Int8Activations):
+            return [self.dot(block, x, first, tokens), other.dot(other_block, x, first, tokens)]
+        blocks = [(self.packed, block), (other.packed, other_block)]
+        ahead = self.schedule.prefetch_many
+        return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self._unit, ahead)
+
+    def unpack(self, block: Any) -> UnpackedBlock:
+        """The block unpacked, for `dot_int8.dot_unpacked`."""
+        unpacked = UnpackedBlock(self.weight, self._unit)
+        unpacked.load(self.packed, block)
+        return unpacked
+
+    @property
+    def can_unpack(self) -> bool:
+        is_integer = dot_int8.supports(self.weight) and self.isa.byte_dot is not None
+        return is_integer and not dot_int8.is_of_words(self.weight, self._unit)
+
+    @property
+    def _unit(self) -> ByteDot:
+        return BYTE_DOTS[self.isa.byte_dot or ""]
+
+    def bias_vector(self, block: Any) -> Any:
+        """The bound bias of a block of 16 rows; None without one."""
+        if self.bias is None:
+            return None
+        bias, n = self.bias, self.weight.n
+        if n % LANES == 0:
+            return B.Bind(bias[ramp(block * LANES)])
+        vector = local_array(LANES)
+        B.buffer_store(vector, constant(0.0), [ramp(0)])
+        with B.serial(T.min(T.int64(LANES), n - block * LANES)) as lane:
+            B.buffer_store(vector, bias[block * LANES + lane], [lane])
+        return B.Bind(vector[ramp(0)])
+
+
+@contextmanager
+def unless_unpacked(
+    layers: Sequence[Layer],
+    block: Any,
+    x: Any,
+    start: Any,
+    stop: Any,
+    emit: Callable[[Any, int, list[UnpackedBlock]], None],
+) -> Iterator[None]:
+    """`emit(first, size, the layers' blocks)` for all tiles of [start, stop), where there are
+    enough for unpacking the blocks beforehand; else what is emitted in this context."""
+    schedule = layers[0].schedule
+    num_bytes = sum(UnpackedBlock.num_bytes(layer.weight) for layer in layers)
+    if (
+        not schedule.unpack_tokens
+        or schedule.pair_tokens
+        or num_bytes > _MAX_UNPACKED_BYTES
+        or not isinstance(x, dot_int8.Int8Activations)
+        or not all(layer.can_unpack for layer in layers)
+    ):
+        yield
+        return
+    with either(stop - start >= schedule.unpack_tokens) as (many, few):
+        with many:
+            unpacked = [layer.unpack(block) for layer in layers]
+            for_tiles(start, stop, schedule.tiles, lambda first, size: emit(first, size, unpacked))
+        with few:
+            yield
