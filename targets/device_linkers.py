@@ -11,7 +11,7 @@ from ..artifact.errors import CompileError
 from ..artifact.host import host_platform
 from .linker import APPLE, Linker, find_linker
 
-MACOS = "macos-arm64"
+MACOS = "macos-aarch64"
 _ZIG = "ziglang"
 
 

@@ -17,8 +17,11 @@ from ..artifact.cache import cache_dir
 from ..artifact.errors import CompileError
 
 INSTALL = "pip install nvidia-cuda-nvrtc nvidia-nvfatbin"
-_INSTALL_HEADERS = "pip install --upgrade nvidia-cuda-nvrtc (or nvidia-cuda-runtime)"
-_HEADER = "cuda_fp16.h"
+_INSTALL_HEADERS = (
+    "pip install --upgrade nvidia-cuda-nvrtc (or: pip install nvidia-cuda-runtime nvidia-cuda-cccl)"
+)
+_HEADERS = ("cuda_fp16.h", "cuda/std/cstdint")
+"""What TVM's kernels include; for float16, and C++'s own."""
 _OPTIONS = ("--std=c++17", "--disable-warnings")
 
 
@@ -130,7 +133,7 @@ def _result(nvrtc: Any, what: str, program: ctypes.c_void_p) -> bytes:
 
 
 def _header_folders(nvrtc: Any) -> list[str]:
-    """Where the headers of float16 are. NVRTC brings them from 13.3 on, others' lie beside it."""
+    """Where `_HEADERS` are. NVRTC brings them from 13.3 on; before, other packages do."""
     if hasattr(nvrtc, "nvrtcInstallBundledHeaders"):
         major, minor = ctypes.c_int(), ctypes.c_int()
         _check(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "NVRTC")
@@ -146,13 +149,14 @@ def _header_folders(nvrtc: Any) -> list[str]:
     toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
     places = [
         *sorted(site.glob("cu*[0-9]/include"), reverse=True),
-        site / "cuda_runtime" / "include",
+        *(site / package / "include" for package in ("cuda_runtime", "cuda_cccl")),
         *(Path(toolkit, "include") for toolkit in toolkits if toolkit),
     ]
-    found = next((place for place in places if (place / _HEADER).is_file()), None)
-    if found is None:
-        raise CompileError(f"NVRTC needs {_HEADER}, which is missing; run: {_INSTALL_HEADERS}")
-    return [str(found), str(found / "cccl"), str(site / "cuda_cccl" / "include")]
+    places = [folder for place in places for folder in (place, place / "cccl")]
+    for header in _HEADERS:
+        if not any((folder / header).is_file() for folder in places):
+            raise CompileError(f"NVRTC needs {header}, which is missing; run: {_INSTALL_HEADERS}")
+    return [str(folder) for folder in places if folder.is_dir()]
 
 
 @contextmanager

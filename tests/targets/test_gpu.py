@@ -74,7 +74,8 @@ def test_cuda_libraries_hold_machine_code(tiny_checkpoint: Path, dist: Path) -> 
     assert b"__global__" not in library and b"attention_4_2_16_kernel" in code
     if (finding := inspected(cuda_code, library)) is not None:
         assert finding.facts == ("machine code for sm_90", "PTX for sm_90")
-        assert {kernel.spills for kernel in finding.kernels} == {0}
+        # A few words may be there to make room for one more block: docs/targets.md.
+        assert all(kernel.stack_bytes <= 16 for kernel in finding.kernels)
         assert all(kernel.code_bytes and kernel.registers for kernel in finding.kernels)
 
 
@@ -111,7 +112,7 @@ def sources(library: bytes, start: bytes, end: bytes) -> list[bytes]:
 
 def test_metal_libraries_are_for_macos(tiny_checkpoint: Path, dist: Path) -> None:
     library, stamp = compiled(tiny_checkpoint, "metal", dist)
-    assert (stamp.file, stamp.platform) == ("lib/metal.dylib", "macos-arm64")
+    assert (stamp.file, stamp.platform) == ("lib/metal.dylib", "macos-aarch64")
     finding = inspected(metal_code, library)
     assert finding is not None, "clang, to check kernels with, comes with ziglang"
     system, linked, signature = finding.facts
@@ -263,7 +264,7 @@ def test_nvrtc_makes_what_nvcc_makes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     code = compiler.compile(KERNEL, ("sm_80", "sm_90"))
     assert struct.unpack_from("<I", code)[0] == FAT_BINARY and b"twice" in code
     with pytest.raises(CompileError, match=r"^NVRTC failed: kernels.cu\(1\): error: .*x"):
-        compiler.compile("int y = x;", ("sm_90",))
+        compiler.compile("__device__ int y = x;", ("sm_90",))
 
 
 def test_nvrtc_stands_in_for_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,9 @@ def test_what_is_wrong_and_what_is_missing(monkeypatch, capsys) -> None:
     )
     reports = [
         LibraryReport("cuda", "lib/cuda.so", "linux-x86_64", 2_000_000, Finding("tool 1", uses)),
-        LibraryReport("metal", "lib/metal.dylib", "macos-arm64", 5, Finding("", (), (), ("bad",))),
+        LibraryReport(
+            "metal", "lib/metal.dylib", "macos-aarch64", 5, Finding("", (), (), ("bad",))
+        ),
         LibraryReport("rocm", "lib/rocm.so", "linux-x86_64", 5, None, "no reader; run: x"),
     ]
     monkeypatch.setattr(artifact, "inspect_artifact", lambda folder: reports)
