@@ -4,6 +4,7 @@ Where there is no driver, TVM stores CUDA C in a library, to be compiled when th
 Instead the machine code is stored as text (`artifact.machine_code`).
 """
 
+import re
 from dataclasses import replace
 
 import tvm_ffi
@@ -33,6 +34,7 @@ _LIMITS = GpuLimits(
 )
 _USUAL = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """Ampere to Blackwell: what a library without a named architecture has machine code for."""
+_BUSY_THREADS = 384
 
 
 def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget:
@@ -49,7 +51,7 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
     chosen = (arch,) if arch is not None else tuple(name for name in _USUAL if name in known)
 
     def compiled(source: str, _: object) -> str:
-        return as_text(compiler.compile(source, chosen))
+        return as_text(compiler.compile(with_register_bounds(source), chosen))
 
     tvm_ffi.register_global_func("tvm_callback_cuda_postproc", compiled, override=True)
     tvm_ffi.register_global_func("tvm_callback_cuda_compile", from_text, override=True)
@@ -63,3 +65,18 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
     }
     target = gpu_target("cuda", spec, _LIMITS, this_machine())
     return replace(target, constants={**target.constants, "architectures": chosen})
+
+
+def with_register_bounds(source: str) -> str:
+    """CUDA C whose kernels say how many blocks are enough for a multiprocessor: 384 threads' worth.
+
+        __launch_bounds__(128)     →     __launch_bounds__(128, 3)
+
+    They may use 168 registers a thread then (128 for blocks of 256). Without, ptxas takes fewer to
+    fit more blocks in, and spills a few to reach the next step.
+    """
+
+    def bounded(found: re.Match[str]) -> str:
+        return f"__launch_bounds__({found[1]}, {-(-_BUSY_THREADS // int(found[1]))})"
+
+    return re.sub(r"__launch_bounds__\((\d+)\)", bounded, source)

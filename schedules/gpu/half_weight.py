@@ -74,7 +74,7 @@ class HalfReader:
             *words, scale, low_end = loaded
         else:
             (*words, scale), low_end = loaded, T.float16(0)
-        integers = [pair for word in words for pair in _integers(word, fmt.bits)]
+        integers = [pair for word in words for pair in _integers(word, fmt.bits or 0)]
         return [bind(decode_pair(pair, offset, scale, low_end)) for pair in integers]
 
     @property

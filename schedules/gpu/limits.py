@@ -138,7 +138,7 @@ class GpuLimits:
             raise ValueError(f"a tile takes {shared} bytes, {self.shared_bytes} may be shared")
         if any(n & (n - 1) for n in (self.gemv_threads, self.gemv_lanes)):
             raise ValueError("sums over lanes need powers of two")
-        tiles = (*self.gemm_tiles, *self.matrix_tiles)
+        tiles: tuple[GemmTile | MatrixTile, ...] = (*self.gemm_tiles, *self.matrix_tiles)
         threads = max(self.gemv_threads, self.attention_threads, *(t.num_threads for t in tiles))
         if threads > self.max_threads:
             raise ValueError(f"a kernel has {threads} threads a block, {self.max_threads} may be")

@@ -40,6 +40,8 @@ LAST_ID = 0x7FFFFFFF
 _DIGIT_BITS = 3
 _NUM_BINS = 1 << _DIGIT_BITS
 _NUM_DIGITS = -(-32 // _DIGIT_BITS)
+_BIN_WORDS = 3
+"""Of each bin: the two of a sum, and how many ids it is of."""
 FRACTION_BITS = 40
 """Of weights, of which the largest is 1: 2^18 of them fill 58 of 64 bits."""
 _MANTISSA_BITS = 23
@@ -57,14 +59,16 @@ class Bound(NamedTuple):
     before: Wide
     """Measure of all before it."""
     is_whole: Any
-    """Whether all up to that place are exactly what was wanted."""
+    """Whether the kept up to that place are what was sought; else some of those at it may be more
+    than that."""
 
 
 def num_threads(limits: GpuLimits) -> int:
     """Threads of a block: a power of two, of which shared memory has room for the bins. With more
     than 256, compilers save on registers until some spill."""
     threads = 256
-    while threads > limits.max_threads or 8 * (_NUM_BINS + 1) * threads > limits.shared_bytes:
+    words = _BIN_WORDS * (_NUM_BINS + 1)
+    while threads > limits.max_threads or 4 * words * threads > limits.shared_bytes:
         threads //= 2
     return threads
 
@@ -80,8 +84,8 @@ class RowBlock:
         self._thread, self._threads = thread, threads
         id_bits = (int(logits.shape[1]) - 1).bit_length()
         self._id_digits = max(1, -(-id_bits // _DIGIT_BITS))
-        self._bins = shared(2 * _NUM_BINS * threads, "uint32")
-        self._partials = shared(2 * threads, "uint32")
+        self._bins = shared(_BIN_WORDS * _NUM_BINS * threads, "uint32")
+        self._partials = shared(_BIN_WORDS * threads, "uint32")
 
     @contextmanager
     def _each(self, first: Any, count: Any) -> Iterator[tuple[Any, Any]]:
@@ -240,9 +244,11 @@ class RowBlock:
                     reached.set(end)
                     store(is_reached, T.Cast("int32", T.Not(end.is_below(wanted))), 0)
                     if not by_id:
-                        store(is_whole, T.Cast("int32", end.is_equal(wanted)), 0)
+                        is_one = self._partials[2 * self._threads + digit] == T.uint32(1)
+                        is_last = T.And(is_one, T.Not(end.is_below(wanted)))
+                        store(is_whole, T.Cast("int32", T.Or(is_last, end.is_equal(wanted))), 0)
             digit = T.shift_left(T.Cast("uint32", found[0]), shift)
-            # All that have these digits, if they are enough.
+            # All that have these digits, if they are what is sought.
             whole = T.Cast("uint32", is_whole[0])
             rest = T.shift_left(whole, shift) - whole
             store(prefix, T.bitwise_or(T.bitwise_or(known, digit), rest), 0)
@@ -251,38 +257,47 @@ class RowBlock:
 
     def _clear_bins(self) -> None:
         barrier()  # they are no longer read
-        for i in range(2 * _NUM_BINS):
+        for i in range(_BIN_WORDS * _NUM_BINS):
             store(self._bins, T.uint32(0), i * self._threads + self._thread)
 
-    def _bin(self, at: Any) -> Wide:
-        return Wide(bind(self._bins[at]), bind(self._bins[at + self._threads]))
-
-    def _put_bin(self, value: Wide, at: Any) -> None:
-        store(self._bins, value.high, at)
-        store(self._bins, value.low, at + self._threads)
-
     def _add_to_bin(self, digit: Any, value: Wide) -> None:
-        at = settled(digit * (2 * self._threads) + self._thread)
-        self._put_bin(self._bin(at).plus(value), at)
+        at = settled(digit * (_BIN_WORDS * self._threads) + self._thread)
+        total, count = self._at(self._bins, at)
+        self._put(self._bins, at, total.plus(value), count + T.uint32(1))
 
     def _sum_bins(self) -> None:
         """All threads' bins into the first partial sums, one for each digit."""
         thread, threads = self._thread, self._threads
         lanes = threads // _NUM_BINS
         digit, lane = bind(floor_div(thread, lanes)), bind(floor_mod(thread, lanes))
-        own = WideRegister()
         barrier()
-        with B.serial(_NUM_BINS) as i:
-            own.add(self._bin(settled(digit * (2 * threads) + lane + i * lanes)))
+        first = digit * (_BIN_WORDS * threads) + lane
+        own, count = self._sum(_NUM_BINS, lambda i: first + i * lanes)
         barrier()  # bins are read, partial sums before as well
-        self._put_bin(own.get(), thread)
+        self._put(self._bins, thread, own, count)
         barrier()
         with when(thread < _NUM_BINS):
-            own.set(Wide.of(0))
-            with B.serial(lanes) as i:
-                own.add(self._bin(settled(thread * lanes + i)))
-            self._put_partial(own.get(), thread)
+            own, count = self._sum(lanes, lambda i: thread * lanes + i)
+            self._put(self._partials, thread, own, count)
         barrier()
+
+    def _sum(self, num: int, place: Callable[[Any], Any]) -> tuple[Wide, Any]:
+        """Sum and count of `num` bins."""
+        total, counts = WideRegister(), registers(1, "uint32")
+        store(counts, T.uint32(0), 0)
+        with B.serial(num) as i:
+            part, count = self._at(self._bins, settled(place(i)))
+            total.add(part)
+            store(counts, counts[0] + count, 0)
+        return total.get(), bind(counts[0])
+
+    def _at(self, array: Any, at: Any) -> tuple[Wide, Any]:
+        high, low, count = (bind(array[at + i * self._threads]) for i in range(_BIN_WORDS))
+        return Wide(high, low), count
+
+    def _put(self, array: Any, at: Any, value: Wide, count: Any) -> None:
+        for i, word in enumerate((value.high, value.low, count)):
+            store(array, word, at + i * self._threads)
 
 
 def place_of(logit: Any) -> Any:

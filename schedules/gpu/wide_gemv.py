@@ -253,7 +253,8 @@ class _Reads:
 
     def take(self, turn: Any) -> list[Sequence[Any]]:
         """Of each source what `WeightReader.dots` takes; then the reads of a later turn."""
-        block, taken = self.block, []
+        block = self.block
+        taken: list[Sequence[Any]] = []
         if self.staged is not None:
             wait_for_copies(self.stages - 2)
             start = bind(floor_mod(turn, self.stages) * self.stage_size)

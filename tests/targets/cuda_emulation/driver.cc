@@ -252,6 +252,25 @@ void wait_for_copies(int pending_groups) {
 
 namespace {
 
+// Runs a kernel: grid and block in `extents`; throws Failure.
+void launch(int kernel, const int32_t* extents, int order, const Argument* arguments) {
+  grid_size = {unsigned(extents[0]), unsigned(extents[1]), unsigned(extents[2])};
+  block_size = {unsigned(extents[3]), unsigned(extents[4]), unsigned(extents[5])};
+  turn_order = order;
+  random_numbers.seed(order);
+  body = [&] {
+    try {
+      kernels[kernel].call(arguments);
+    } catch (const Failure& found) {
+      failure = found.message;
+    }
+  };
+  for (int i : turns(grid_size.x * grid_size.y * grid_size.z)) {
+    block_index = {i % grid_size.x, i / grid_size.x % grid_size.y, i / (grid_size.x * grid_size.y)};
+    run_block();
+  }
+}
+
 bool serve_one() {
   int32_t head[9];
   if (!read_all(head, sizeof head)) return false;
@@ -266,22 +285,8 @@ bool serve_one() {
     argument.pointer = tensors.back().first.get();
     if (!read_all(argument.pointer, bytes)) return false;
   }
-  grid_size = {unsigned(head[1]), unsigned(head[2]), unsigned(head[3])};
-  block_size = {unsigned(head[4]), unsigned(head[5]), unsigned(head[6])};
-  turn_order = head[7];
-  random_numbers.seed(turn_order);
-  body = [&] {
-    try {
-      kernels[head[0]].call(arguments.data());
-    } catch (const Failure& found) {
-      failure = found.message;
-    }
-  };
   try {
-    for (int i : turns(grid_size.x * grid_size.y * grid_size.z)) {
-      block_index = {i % grid_size.x, i / grid_size.x % grid_size.y, i / (grid_size.x * grid_size.y)};
-      run_block();
-    }
+    launch(head[0], head + 1, head[7], arguments.data());
   } catch (const Failure& found) {
     int32_t answer[2] = {1, int32_t(found.message.size())};
     write_all(answer, sizeof answer);
@@ -297,6 +302,20 @@ bool serve_one() {
 
 }  // namespace
 }  // namespace emulation
+
+// For a library in the caller's process: null, or what went wrong.
+extern "C" const char* emulate(int kernel, const int32_t* extents, int order,
+                               const emulation::Argument* arguments) {
+  static std::string message;
+  try {
+    emulation::launch(kernel, extents, order, arguments);
+    return nullptr;
+  } catch (const emulation::Failure& found) {
+    emulation::failure.clear();
+    message = found.message;
+    return message.c_str();
+  }
+}
 
 int main() {
   while (emulation::serve_one()) {

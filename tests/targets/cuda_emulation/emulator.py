@@ -8,6 +8,7 @@ give the same bits, threads that do not wait for each other.
 The host part, which chooses between kernels and their grids, is compiled for the CPU as it is.
 """
 
+import collections
 import contextlib
 import ctypes
 import functools
@@ -28,6 +29,7 @@ import tvm_ffi
 from everycast.schedules.pipeline import GPU_TIR_PIPELINE
 from tvm.target import codegen
 from tvm.tirx.build import split_host_device_mods
+from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 HERE = Path(__file__).parent
 ORDERS = (0, 1, 2)
@@ -112,13 +114,10 @@ class Emulated:
             tvm_ffi.register_global_func(name, call, override=True)
 
     def _launch(self, name: str, *values: Any) -> None:
-        kinds, axes = self._kinds[name], self._launch_axes[name]
-        extents = {"blockIdx.x": 1, "blockIdx.y": 1, "blockIdx.z": 1}
-        extents |= {"threadIdx.x": 1, "threadIdx.y": 1, "threadIdx.z": 1}
-        extents |= dict(zip(axes, map(int, values[len(kinds) :]), strict=True))
+        kinds = self._kinds[name]
+        extents = _extents(self._launch_axes[name], values[len(kinds) :])
         self.launches.append(name)
-        grid_block = list(extents.values())[:6]
-        message = [struct.pack("<9i", self._numbers[name], *grid_block, self._order, len(kinds))]
+        message = [struct.pack("<9i", self._numbers[name], *extents, self._order, len(kinds))]
         arrays = []
         for kind, value in zip(kinds, values, strict=False):
             if kind == "pointer":
@@ -192,19 +191,88 @@ def _build(functions: Sequence[Any], spec: Mapping[str, Any]) -> tuple[str, Any,
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in functions})
     module = tvm.tirx.transform.BindTarget(target)(module)
     pipeline, finish_host, finish_device = tvm.tirx.get_tir_pipeline(GPU_TIR_PIPELINE)
+    host, device = _split(pipeline, module, cpu)
+    device = finish_device()(device)
+    host = codegen.build_module(finish_host()(host), cpu)
+    return _source(device, target), host, _launch_axes(device)
+
+
+def _split(
+    pipeline: Any, module: tvm.IRModule, cpu: tvm.target.Target
+) -> tuple[tvm.IRModule, tvm.IRModule]:
+    """(functions that launch kernels, for tensors of the CPU; the kernels)."""
     for step in pipeline.passes:
         if step.info.name == "tirx.MakePackedAPI":
             module = _with_host_on_cpu(module, cpu.with_host(cpu))
         module = step(module)
     host, devices = split_host_device_mods(module)
     (device,) = devices.values()
-    device = finish_device()(device)
-    axes = {
+    return host, device
+
+
+def _launch_axes(device: tvm.IRModule) -> dict[str, list[str]]:
+    return {
         str(func.attrs["global_symbol"]): list(map(str, func.attrs["tirx.kernel_launch_params"]))
         for func in device.functions.values()
     }
-    host = codegen.build_module(finish_host()(host), cpu)
-    return _source(device, target), host, axes
+
+
+class EmulatedLibrary:
+    """The kernels of a library whose host part runs in this process, on tensors of the CPU: without
+    the sanitizers, and in one order. Compile the library with `PIPELINE`, then `attach`."""
+
+    PIPELINE = "everycast_gpu_emulated"
+
+    def __init__(self) -> None:
+        self._device: tvm.IRModule | None = None
+        self.launches: collections.Counter[str] = collections.Counter()
+        register_tir_pipeline(self.PIPELINE, self._passes)
+
+    def _passes(self) -> tuple[Any, Any, Any]:
+        pipeline, finish_host, finish_device = tvm.tirx.get_tir_pipeline(GPU_TIR_PIPELINE)
+        cpu = tvm.target.Target({"kind": "llvm"})
+
+        @tvm.transform.module_pass(opt_level=0)
+        def keep_kernels(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+            host, device = _split(pipeline, module, cpu)
+            self._device = finish_device()(device)
+            return host
+
+        return keep_kernels, finish_host, finish_device
+
+    def attach(self, spec: Mapping[str, Any]) -> None:
+        """Compile the kernels, and let the library find them."""
+        self.launches.clear()
+        source = _source(self._device, tvm.target.Target(dict(spec)))
+        kernels = [(match[1], match[2]) for match in _KERNEL.finditer(source)]
+        options = ("-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC")
+        self._library = ctypes.CDLL(_program(emulated_source(source, kernels), options))
+        self._library.emulate.restype = ctypes.c_char_p
+        axes = _launch_axes(self._device)
+        for number, (name, parameters) in enumerate(kernels):
+            call = functools.partial(self._launch, name, number, _kinds(parameters), axes[name])
+            tvm_ffi.register_global_func(name, call, override=True)
+
+    def _launch(
+        self, name: str, number: int, kinds: Sequence[str], axes: Sequence[str], *values: Any
+    ) -> None:
+        self.launches[name] += 1
+        arguments = (ctypes.c_uint64 * len(kinds))()
+        for i, (kind, value) in enumerate(zip(kinds, values, strict=False)):
+            plain = int(getattr(value, "value", value) or 0) if kind != "real" else value
+            packed = struct.pack("<d", plain) if kind == "real" else struct.pack("<q", plain)
+            arguments[i] = struct.unpack("<Q", packed)[0]
+        extents = (ctypes.c_int32 * 6)(*_extents(axes, values[len(kinds) :]))
+        said = self._library.emulate(number, extents, 0, arguments)
+        if said is not None:
+            raise EmulationError(f"{name}: {said.decode()}")
+
+
+def _extents(axes: Sequence[str], values: Sequence[Any]) -> list[int]:
+    """Grid and block, x first, of a launch."""
+    names = [f"{kind}Idx.{axis}" for kind in ("block", "thread") for axis in "xyz"]
+    given = dict(zip(axes, map(int, values), strict=True))
+    return [given.get(name, 1) for name in names]
 
 
 def _with_host_on_cpu(module: tvm.IRModule, cpu: tvm.target.Target) -> tvm.IRModule:
@@ -286,10 +354,10 @@ def _instruction(found: re.Match[str]) -> str:
     return f"emulation::{INSTRUCTIONS[text]}({', '.join(['__LINE__', *operands])});"
 
 
-def _program(source: str) -> str:
+def _program(source: str, options: Sequence[str] = _OPTIONS) -> str:
     """The compiled program, kept by what it is made of."""
     parts = [source, *((HERE / name).read_text() for name in ("emulation.h", "driver.cc"))]
-    key = hashlib.sha256("\0".join([*parts, *_OPTIONS]).encode()).hexdigest()[:24]
+    key = hashlib.sha256("\0".join([*parts, *options]).encode()).hexdigest()[:24]
     folder = Path(tempfile.gettempdir(), f"everycast-cuda-emulation-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     program = folder / key
@@ -297,7 +365,7 @@ def _program(source: str) -> str:
         with tempfile.TemporaryDirectory(dir=folder) as work:
             kernels = Path(work, "kernels.cc")
             kernels.write_text(source)
-            command = [compiler() or "g++", *_OPTIONS, f"-I{HERE}/include", "-include"]
+            command = [compiler() or "g++", *options, f"-I{HERE}/include", "-include"]
             command += [str(HERE / "emulation.h"), str(kernels), str(HERE / "driver.cc")]
             run = subprocess.run([*command, "-o", f"{work}/out"], capture_output=True, text=True)
             if run.returncode != 0:
