@@ -188,7 +188,7 @@ def _random_parts(config: DecoderConfig, scheme: QuantScheme) -> Sequence[tuple[
 def _prepare_shape(shape: Shape, target: str, folder: Path) -> None:
     config = decoder_config(shape)
     _build(config, find_scheme(SCHEME), find_target(target), folder / MODEL_LIBRARY)
-    np.savez(folder / ROPES, **rope_parameters(config))
+    np.savez(folder / ROPES, allow_pickle=False, **rope_parameters(config))
 
 
 def _build_limits(target_name: str, path: Path) -> None:

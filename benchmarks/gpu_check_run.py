@@ -57,12 +57,11 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A work on a shape. `percent` is of the least time that `bound` allows; None if the peak that
-    would bound it is not known."""
+    """A work on a shape. `percent` is the least time that `bound` allows, of the measured one."""
 
     work: str
     tokens_per_s: float
-    percent: float | None
+    percent: float
     bound: str
 
 
@@ -93,7 +92,8 @@ def measure_limits(folder: Path, device: str, read_bytes: int, operations: int) 
     def best(name: str, inputs: np.ndarray, outputs: int) -> float:
         x = memory.upload(inputs, "float32")
         y = memory.empty((outputs,), "float32")
-        function, times = module[name], []
+        function = module[name]
+        times: list[float] = []
         while len(times) < MOST_RUNS and sum(times) < ENOUGH_S:
             memory.synchronize()
             start = time.perf_counter()

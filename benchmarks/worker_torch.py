@@ -62,7 +62,7 @@ class Llama:
         for i, layer in enumerate(self.layers):
             y = F.rms_norm(x, self.norm.shape, self.norm, EPSILON) @ layer["qkv"].T
             parts = y.view(batch, tokens, -1, self.dim).transpose(1, 2)
-            q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+            q, k, v = torch.split(parts, [self.heads, self.kv_heads, self.kv_heads], dim=1)
             self.cache[i, 0, :batch].index_copy_(2, positions, self._rotate(k, positions))
             self.cache[i, 1, :batch].index_copy_(2, positions, v)
             y = F.scaled_dot_product_attention(
@@ -110,20 +110,21 @@ class Works:
             position.add_(1)
             last.copy_(model.forward(last, position)[:, None])
 
-        step = self._graph(step)
-        return work.streams * work.timed_tokens, self._timed(
-            lambda: [step() for _ in range(work.timed_tokens)]
-        )
+        replay = self._graph(step)
 
-    def _graph(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        def decode() -> None:
+            for _ in range(work.timed_tokens):
+                replay()
+
+        return work.streams * work.timed_tokens, self._timed(decode)
+
+    def _graph(self, step: Callable[[], None]) -> Callable[[], None]:
         """The step without the time that starting its kernels takes."""
         step()
         if self._device != "cuda":
             return step
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            step()
-        stream.synchronize()
+        step()
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()

@@ -55,7 +55,7 @@ def split_device(text: str) -> tuple[str, int]:
     (`cuda:sm_90`), which runs on number 0. Raises ArtifactError for an unknown kind."""
     kind, _, rest = text.partition(":")
     if kind not in DEVICES:
-        near = difflib.get_close_matches(kind, (AUTO, *DEVICES), n=1)
+        near = difflib.get_close_matches(kind, (AUTO, *DEVICES), n=1, cutoff=0.7)
         hint = f"did you mean {near[0]}?" if near else f"choose {AUTO}, {', '.join(DEVICES)}"
         raise ArtifactError(f"device '{text}' cannot be run on in this version; {hint}")
     return kind, int(rest) if _is_number(rest) else 0
@@ -107,9 +107,9 @@ class DeviceMemory:
         """`device` is `vulkan` or `vulkan:1`; what else follows the kind is not looked at."""
         kind, index = split_device(device)
         if not _exists(kind, index):
-            number = index
-            while not _exists(kind, number):
-                number -= 1
+            number = 0
+            while _exists(kind, number + 1):
+                number += 1
             raise ArtifactError(
                 f"there is no device {kind}:{index}; this machine has {kind}:0"
                 + (f" to {kind}:{number}" if number else "")

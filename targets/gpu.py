@@ -29,7 +29,7 @@ _HOSTS: Mapping[str, dict[str, Any]] = {
     "linux-aarch64": {
         "mtriple": "aarch64-unknown-linux-gnu", "mcpu": "generic", "mattr": ["+neon"],
     },
-    "macos-arm64": {"mtriple": "arm64-apple-macosx13.0", "mcpu": "apple-m1"},
+    "macos-aarch64": {"mtriple": "arm64-apple-macosx13.0", "mcpu": "apple-m1"},
 }  # fmt: skip
 """Platform → what the host part is compiled for: one library for all such machines."""
 

@@ -110,7 +110,7 @@ FAILURES = {
         ("machine code for sm_80,", "is sm_72", "compile it with --target cuda:sm_72"),
     ),
     "little memory": ({"FAKE_CUDA_BYTES": "1000000"}, "cuda", ("needs", "1 MB", "available")),
-    "too large a tensor": ({}, "fill", ("has no room for 2147 MB", "free some, or take")),
+    "too large a tensor": ({}, "fill", ("has no room for 2147 MB", "free some, take a sm")),
 }  # fmt: skip
 
 
