@@ -54,9 +54,7 @@ def build_and_report(
         f"{weights.quantization}, {weights.bits_per_weight:.2f} bits per weight, "
         f"{console.human_bytes(num_bytes)}"
     )
-    built = [
-        name for name in manifest.libraries if target in ("all", name, name.partition(":")[0])
-    ]
+    built = [name for name in manifest.libraries if target in ("all", name, name.partition(":")[0])]
     for name in built:
         library = manifest.libraries[name]
         counts = ", ".join(f"{count} {kind}" for kind, count in library.schedules.items())

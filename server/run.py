@@ -93,12 +93,16 @@ def run_server(
     engine: "AsyncMLCEngine", bound: socket.socket, limits: ServerLimits | None = None
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; answers that are under way get `GRACE_S` to finish."""
-    run_app(create_app(engine, limits), bound, engine)
+    _run(make_server(engine, limits), bound)
 
 
 def run_app(app: FastAPI, bound: socket.socket, engine: "AsyncMLCEngine | None" = None) -> None:
     """As `run_server`, for any application; `engine` is the one whose answers may be under way."""
+    _run(_make(app, engine, GRACE_S), bound)
+
+
+def _run(server: Server, bound: socket.socket) -> None:
     try:
-        _make(app, engine, GRACE_S).run(sockets=[bound])
+        server.run(sockets=[bound])
     except KeyboardInterrupt:
         pass  # uvicorn has shut down in order and raises the signal again
