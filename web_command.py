@@ -31,7 +31,7 @@ def serve_web(
 ) -> None:
     """Serve the page and `models` until Ctrl-C; what is missing is built first.
 
-    with_server: also answer OpenAI's routes with the first model, on this machine's CPU."""
+    with_server: also answer OpenAI's routes, with the first model on this machine."""
     from .server.run import bind, run_app, url
     from .server.web_app import create_web_app
 
@@ -114,7 +114,7 @@ def _engine(model: str, quantization: str | None, *, quiet: bool) -> "AsyncMLCEn
     from .open_model import load_parts
 
     return AsyncMLCEngine.from_parts(
-        *load_parts(model, "cpu", quantization, "server", {}, quiet=quiet)
+        *load_parts(model, "auto", quantization, "server", {}, quiet=quiet)
     )
 
 

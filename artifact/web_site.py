@@ -53,8 +53,8 @@ README = """\
 
 Put this folder on any host that serves static files over https. Nothing has to run there.
 
-- `_headers` holds the HTTP headers for hosts that read such a file (Netlify, Cloudflare Pages);
-  elsewhere set them by hand, or go without: the page works, only less sealed off.
+- `_headers` holds the HTTP headers for hosts that read such a file at the root of a site (Netlify,
+  Cloudflare Pages); elsewhere set them by hand, or go without: the page works, less sealed off.
 - `models/` may be cached for ever: its folders are named by their contents. A file has at most
   32 MB, or holds one larger tensor; mind your host's limit.
 - On your own machine: `python3 -m http.server` in this folder, then http://localhost:8000

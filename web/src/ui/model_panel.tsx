@@ -109,8 +109,8 @@ function Facts({ state, model, models }: PanelProps & { readonly model: ModelRec
             {fit.fits ? (
               <Verdict is_good>
                 {fit.library.features.includes("shader-f16")
-                  ? "It can run the model, in half precision (f16)."
-                  : "It can run the model, in single precision (f32)."}
+                  ? "It can run the model: the f16 build."
+                  : "It can run the model: the f32 build."}
               </Verdict>
             ) : (
               <Verdict is_good={false}>

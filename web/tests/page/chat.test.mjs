@@ -2,9 +2,17 @@
 // its GPU.
 
 import assert from "node:assert/strict";
-import { readdirSync, readFileSync } from "node:fs";
+import { readFileSync } from "node:fs";
 import { after, afterEach, before, beforeEach, describe, it } from "node:test";
-import { answerText, ask, openBrowser, openPage, openReady, startHost } from "./harness.mjs";
+import {
+  answerText,
+  ask,
+  killGpuProcess,
+  openBrowser,
+  openPage,
+  openReady,
+  startHost,
+} from "./harness.mjs";
 
 describe("chat", () => {
   let host, browser, context, page;
@@ -173,20 +181,3 @@ describe("chat", () => {
     assert.equal(await ask(page, "after"), "Answer 1 to: after");
   });
 });
-
-/** Ends the GPU process of the browser that uses this profile: every WebGPU device is lost. */
-function killGpuProcess(profile) {
-  for (const pid of readdirSync("/proc").filter((name) => /^\d+$/.test(name))) {
-    let command;
-    try {
-      command = readFileSync(`/proc/${pid}/cmdline`, "utf8");
-    } catch {
-      continue;
-    }
-    if (command.includes("--type=gpu-process") && command.includes(profile)) {
-      process.kill(Number(pid), "SIGKILL");
-      return;
-    }
-  }
-  throw new Error("the browser has no GPU process");
-}

@@ -61,7 +61,7 @@ describe("download", () => {
   it("says what it takes before a byte of the model moves", async () => {
     await page.getByText(/601\skB in 7 files, once\./).waitFor();
     await page.getByText("google swiftshader, which computes on the CPU").waitFor();
-    await page.getByText("in single precision (f32)").waitFor();
+    await page.getByText("It can run the model: the f32 build.").waitFor();
     await page.getByText(/lets this site store .* more/).waitFor();
     assert.deepEqual(
       host.requests.filter(({ name }) => name.startsWith("models/")),

@@ -6,7 +6,7 @@
 import { createHash, randomBytes } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import http from "node:http";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import path from "node:path";
 import { fileURLToPath } from "node:url";
@@ -255,4 +255,21 @@ export async function ask(page, question) {
 
 export function answerText(page, index) {
   return page.locator(".answer:not(.growing) .markdown").nth(index).innerText();
+}
+
+/** Ends the GPU process of the browser that uses this profile: every WebGPU device is lost. */
+export function killGpuProcess(profile) {
+  for (const pid of readdirSync("/proc").filter((name) => /^\d+$/.test(name))) {
+    let command;
+    try {
+      command = readFileSync(`/proc/${pid}/cmdline`, "utf8");
+    } catch {
+      continue;
+    }
+    if (command.includes("--type=gpu-process") && command.includes(profile)) {
+      process.kill(Number(pid), "SIGKILL");
+      return;
+    }
+  }
+  throw new Error("the browser has no GPU process");
 }

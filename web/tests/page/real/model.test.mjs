@@ -5,7 +5,7 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { after, before, describe, it } from "node:test";
-import { answerText, ask, openBrowser, startButton } from "../harness.mjs";
+import { answerText, ask, killGpuProcess, openBrowser, startButton } from "../harness.mjs";
 
 const COMMAND = process.env.EVERYCAST ?? "everycast";
 const MODEL = process.env.EVERYCAST_WEB_MODEL ?? "smollm2-135m";
@@ -85,6 +85,18 @@ describe("a real model", () => {
     await page.getByText(/stopped · \d+ tokens/).waitFor();
     await page.getByRole("button", { name: "New chat" }).click();
     assert.equal(await ask(page, "What is the capital of France?"), whole);
+  });
+
+  it("starts again when the GPU is lost in the middle of an answer", async () => {
+    await page.getByRole("button", { name: "New chat" }).click();
+    await page.getByLabel("Your question").fill("Count from one to a hundred.");
+    await page.keyboard.press("Enter");
+    await page.locator(".growing .markdown").waitFor();
+    killGpuProcess(browser.profile);
+    await page.getByText(/took the GPU away.*It was started again/).waitFor();
+    await page.getByText("broken off").waitFor();
+    await page.getByRole("button", { name: "New chat" }).click();
+    assert.match(await ask(page, "What is the capital of France?"), /Paris/);
   });
 
   it("writes JSON in JSON mode", async () => {
