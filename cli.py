@@ -36,7 +36,7 @@ app.add_typer(package_app, name="package")
 
 MODEL_HELP = "A name, a Hugging Face folder, HF://org/name, a GGUF file, or a compiled folder."
 SCHEME_HELP = "Such as q4f16_1 or q0f32. Default: a GGUF as it is, a float model in 4 bits."
-TARGET_HELP = "cpu, vulkan, cuda, rocm, metal, opencl, perhaps :ARCH; or (to compile) all."
+TARGET_HELP = "cpu, vulkan, cuda, rocm, metal, opencl, webgpu, perhaps :ARCH; or all."
 DEVICE_HELP = "auto (the best), cpu, cuda, rocm, metal, vulkan or opencl; cuda:1 is a second one."
 ACTIVATIONS_HELP = "Inputs of quantized layers: auto, int8, mixed, int16, float32."
 THREADS_HELP = "Threads that compute; default: as many as are fastest here."
