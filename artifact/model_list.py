@@ -44,8 +44,11 @@ def webllm_advice(folder: Path, targets: Sequence[str]) -> list[str]:
     config = json.loads((folder / "mlc-chat-config.json").read_bytes())
     context = int(config["context_window_size"])
     records = [model_record(manifest, name, context, folder.name) for name in chosen]
-    return [
+    lines = [
         "for an app built on WebLLM: upload the folder, and add one of these to its model_list "
         "(f16 where the device has shader-f16, cpu-adapter where it is a CPU):",
         *(json.dumps(record) for record in records),
     ]
+    if not config["conv_template"].get("is_exact", True):
+        lines.append("WebLLM cannot write this model's chat template exactly: answers may differ")
+    return lines

@@ -20,7 +20,7 @@ CREATE_STATE = "create_tir_paged_kv_cache"
 """The function by which clients make the state; the name is MLC's."""
 
 
-class ChatState(nn.Object):  # type: ignore[misc]
+class ChatState(nn.Object):
     """The state, as an argument of a function."""
 
     def __init__(self, _expr: relax.Expr, _name: str = "kv_state") -> None:

@@ -10,7 +10,6 @@ marks; then both ways of writing are compared.
 """
 
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +17,6 @@ from typing import Any
 
 from ..artifact.jinja_template import compile_template
 from ..relax_models.checkpoint.tokenizer import TokenizerInfo
-
-logger = logging.getLogger(__name__)
 
 Conversation = Sequence[tuple[str, str]]
 """(role, text) of each message."""
@@ -58,27 +55,19 @@ class _Parts:
 def conv_template(folder: Path, tokenizer: TokenizerInfo) -> dict[str, Any]:
     """`conv_template` of `mlc-chat-config.json`, for the tokenizer in `folder`.
 
-    A template that cannot be written that way is approximated, with a warning; without a template,
-    the texts follow each other as lines.
+    `is_exact` in it, which clients pass over, says whether prompts are those of the template. One
+    that has no such form at all, or none, gives texts that follow each other as lines.
     """
     render, bos = _renderer(folder)
     if render is None:
-        return _config(_PLAIN, tokenizer, bos="")
+        return {**_config(_PLAIN, tokenizer, bos=""), "is_exact": True}
     try:
         bos = bos if _is_first(render, bos) else ""
-        parts = _find_parts(render, bos)
-    except Exception as error:  # Templates are programs of strangers.
-        logger.warning("the chat template has no form that WebLLM knows (%s): lines instead", error)
-        return _config(_PLAIN, tokenizer, bos)
-    found = _config(parts, tokenizer, bos)
-    differing = [c for c in _CHECKED if not _agree(render, found, c, bos)]
-    if differing:
-        logger.warning(
-            "WebLLM will write some conversations differently from the model's chat template, such "
-            "as one of %d messages",
-            len(differing[0]),
-        )
-    return found
+        found = _config(_find_parts(render, bos), tokenizer, bos)
+    except Exception:  # Templates are programs of strangers.
+        return {**_config(_PLAIN, tokenizer, bos), "is_exact": False}
+    is_exact = all(_agree(render, found, conversation, bos) for conversation in _CHECKED)
+    return {**found, "is_exact": is_exact}
 
 
 _PLAIN = _Parts("", "\n", "", "", "", "\n", "\n", "", False, True)

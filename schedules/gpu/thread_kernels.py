@@ -111,7 +111,10 @@ def thread_attention(
                     largest: Any = state[0]
                     for t in range(size):
                         place = bind(block * size + t)
-                        is_seen = T.And(place >= first, place <= position)
+                        # One comparison: SwiftShader's compiler does not end with two of them here.
+                        is_seen: Any = place <= position
+                        if window is not None:
+                            is_seen = T.Cast("uint32", position - place) < T.uint32(window)
                         scaled = _score(weights[t], scale, softcap)
                         store(weights, T.Select(is_seen, scaled, T.float32(LEAST)), t)
                         largest = T.max(largest, weights[t])

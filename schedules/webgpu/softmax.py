@@ -26,6 +26,7 @@ from ..gpu.kernel import (
 )
 from ..gpu.limits import GpuLimits
 from ..gpu.reduce import sum_lanes
+from .block_size import row_threads
 
 PARTS = 16
 _LEAST = -3.0e38
@@ -36,7 +37,7 @@ _LEAST_TEMPERATURE = 1e-6
 def softmax_with_temperature(vocab_size: int, limits: GpuLimits) -> tirx.PrimFunc:
     """(logits [b, 1, V], temperature [b]) → (probabilities like logits, a workspace [b, PARTS, 2]),
     float32. Temperatures below 1e-6 count as 1e-6."""
-    threads = min(limits.max_threads, 256)
+    threads = row_threads(limits)
     part_size = -(-vocab_size // PARTS)
     with kernel(f"softmax_{vocab_size}") as (k, ib):
         logits = k.buffer("logits", ("batch", 1, vocab_size), "float32")

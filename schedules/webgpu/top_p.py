@@ -35,6 +35,7 @@ from ..gpu.kernel import (
 )
 from ..gpu.limits import GpuLimits
 from ..gpu.reduce import sum_lanes
+from .block_size import row_threads
 
 _DIGIT, _PASSES = 3, 10
 """Bits of a pass; 30 bits hold every probability up to 1."""
@@ -62,7 +63,7 @@ def sample_with_top_p(vocab_size: int, limits: GpuLimits) -> tirx.PrimFunc:
     The tokens that are in: in order of falling probability (equals: of their places in the row)
     each before which less than top_p has been collected. Rows need not be sorted.
     """
-    threads = min(limits.max_threads, 256)
+    threads = row_threads(limits)
     with kernel(f"sample_top_p_{vocab_size}") as (k, ib):
         probs = k.buffer("probs", ("batch", vocab_size), "float32")
         ids = k.buffer("ids", ("batch", vocab_size), "int32")

@@ -32,7 +32,6 @@ from .functions import logit_functions, with_sampling
 
 logger = logging.getLogger(__name__)
 
-PREFILL_CHUNK_SIZE = 512
 PROMISED_BINDING_BYTES = 128 << 20
 _BATCH = 1
 """Sequences of a step: WebLLM has one."""
@@ -43,6 +42,8 @@ class ChatLibraryBuilder:
     """Builds libraries of one target. `query_tile` is what its attention takes."""
 
     limits: GpuLimits
+    prefill_chunk_size: int
+    """Most tokens of a step."""
     query_tile: Callable[[DecoderConfig], int]
 
     def __call__(
@@ -60,7 +61,7 @@ class ChatLibraryBuilder:
         kv_dtype = target.kv_dtype(scheme_dtype)
         lowered = self._lower(config, formats, target, kv_dtype)
         bounds = {
-            "num_tokens": PREFILL_CHUNK_SIZE, "batch_size": _BATCH, "num_samples": _BATCH,
+            "num_tokens": self.prefill_chunk_size, "batch_size": _BATCH, "num_samples": _BATCH,
         }  # fmt: skip
         module = relax.transform.BundleModelParams()(lowered.module)
         module[CREATE_STATE] = create_state_function(config, kv_dtype, self.query_tile(config))
@@ -78,6 +79,7 @@ class ChatLibraryBuilder:
             )
         metadata = {
             **_contract(config, lowered, context_window_size, memory),
+            "prefill_chunk_size": self.prefill_chunk_size,
             "config_hash": config_hash(config),
             "kv_dtype": kv_dtype,
             "page_size": PAGE_SIZE,
@@ -129,7 +131,6 @@ def _contract(
         "context_window_size": context_window_size,
         "sliding_window_size": -1,
         "attention_sink_size": -1,
-        "prefill_chunk_size": PREFILL_CHUNK_SIZE,
         "max_batch_size": _BATCH,
         "tensor_parallel_shards": 1,
         "pipeline_parallel_stages": 1,

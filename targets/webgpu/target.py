@@ -28,6 +28,8 @@ _LIMITS = GpuLimits(
     gemv_passes=1,
     gemm_tiles=(GemmTile(32, 64, 32, 4, 8), GemmTile(64, 64, 16, 8, 8)),
 )
+_CHUNK, _CPU_CHUNK = 512, 128
+"""Tokens of a prefill step. A browser takes a device for lost that is busy for too long."""
 _VARIANTS = {
     "": _LIMITS,
     "f16": replace(_LIMITS, has_float16=True),
@@ -57,7 +59,11 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
         tir_pipeline=GPU_TIR_PIPELINE,
         constants={"device": "webgpu"},
         variants=() if arch else tuple(f"webgpu:{name}" for name in named),
-        build_library=ChatLibraryBuilder(limits, lambda config: query_tile(config, limits)),
+        build_library=ChatLibraryBuilder(
+            limits,
+            _CHUNK if limits.shares_memory else _CPU_CHUNK,
+            lambda config: query_tile(config, limits),
+        ),
     )
 
 

@@ -1,5 +1,7 @@
 """Kernels between logits and tokens of libraries for browsers, run on a Vulkan device."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from everycast.schedules.webgpu.logit_updates import (
@@ -11,6 +13,12 @@ from everycast.schedules.webgpu.softmax import PARTS, softmax_with_temperature
 from everycast.schedules.webgpu.top_p import sample_with_top_p, token_ids
 
 SIZES = [1, 7, 300, 5003]
+
+
+@pytest.fixture(params=[True, False], ids=["gpu", "cpu"])
+def row_limits(gpu, request):
+    """Limits of a GPU, and of a CPU that acts as one."""
+    return replace(gpu.limits, shares_memory=request.param)
 
 
 def probabilities(rng, size: int, spread: float = 3.0) -> np.ndarray:
@@ -27,11 +35,11 @@ def nucleus(row: np.ndarray, top_p: float) -> set[int]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_softmax(gpu, size):
+def test_softmax(gpu, row_limits, size):
     logits = gpu.rng.standard_normal((3, 1, size)).astype("float32") * 8
     logits[1, 0, : size // 2] = -3.0e38
     temperature = np.array([0.7, 1.3, 0.0], "float32")
-    func = softmax_with_temperature(size, gpu.limits)
+    func = softmax_with_temperature(size, row_limits)
     parts = np.zeros((3, PARTS, 2), "float32")
     probs = gpu.run(func, logits, temperature, np.zeros_like(logits), parts)[2]
     scaled = logits.astype(float) / np.maximum(temperature, 1e-6)[:, None, None]
@@ -48,23 +56,23 @@ def test_token_ids(gpu):
     np.testing.assert_array_equal(ids, np.tile(np.arange(301), (2, 1)))
 
 
-def draw(gpu, probs, uniform, rows, top_p, ids=None):
+def draw(gpu, probs, uniform, rows, top_p, ids=None, limits=None):
     size = probs.shape[1]
     if ids is None:
         ids = np.tile(np.arange(size, dtype="int32"), (len(probs), 1))
-    func = sample_with_top_p(size, gpu.limits)
+    func = sample_with_top_p(size, limits or gpu.limits)
     arguments = (uniform.astype("float32"), rows.astype("int32"), top_p.astype("float32"))
     return gpu.run(func, probs, ids, *arguments, np.full(len(rows), -1, "int32"))[-1]
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("top_p", [1e-5, 0.3, 0.9, 1.0])
-def test_exactly_the_nucleus_is_drawn_from(gpu, size, top_p):
+def test_exactly_the_nucleus_is_drawn_from(gpu, row_limits, size, top_p):
     probs = np.stack([probabilities(gpu.rng, size), probabilities(gpu.rng, size, 0.1)])
     samples = 400
     uniform = (np.arange(samples) + 0.5) / samples
     rows = np.arange(samples) % 2
-    tokens = draw(gpu, probs, uniform, rows, np.full(2, top_p))
+    tokens = draw(gpu, probs, uniform, rows, np.full(2, top_p), limits=row_limits)
     for row in range(2):
         drawn, allowed = set(tokens[rows == row].tolist()), nucleus(probs[row], top_p)
         # At the edge rounding decides.

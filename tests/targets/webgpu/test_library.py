@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,6 +207,14 @@ def test_advice_for_apps_built_on_webllm(built: Path) -> None:
     assert plain["required_features"] == [] and half["required_features"] == ["shader-f16"]
     assert plain["overrides"] == {"context_window_size": 256}
     assert webllm_advice(built, ["cpu"]) == []
+
+
+def test_advice_where_the_chat_template_is_not_exact(built: Path, tmp_path: Path) -> None:
+    config = json.loads((built / "mlc-chat-config.json").read_bytes())
+    config["conv_template"]["is_exact"] = False
+    (tmp_path / "mlc-chat-config.json").write_text(json.dumps(config))
+    shutil.copy(built / "everycast.json", tmp_path)
+    assert "chat template" in webllm_advice(tmp_path, ["webgpu"])[-1]
 
 
 def test_without_emscripten_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
