@@ -17,8 +17,10 @@ import platform
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import tvm
 from tvm import relax, te, tirx, topi
@@ -41,6 +43,8 @@ LIBRARY = "lib/webgpu-cpu-adapter.wasm"
 VARIANTS = ("dlight", "everycast")
 OURS_IN_BOTH = ("rotary_table", "rotate_and_append", "attention", "take_rows")
 PHASES = ("prefill", "decode")
+SCHEME = "q4f32_1"
+"""MLC-LLM's for devices without float16, which kernels of dlight cannot do without otherwise."""
 _OF_DLIGHT = "everycast.dlight"
 """Attribute of PrimFuncs that dlight scheduled."""
 _MARKS = {_OF_DLIGHT: True, "op_pattern": 8}
@@ -53,38 +57,41 @@ def _linear(
     fmt: TensorFormat, n: int, k: int, *, bias: bool, residual: bool, one_row: bool
 ) -> tirx.PrimFunc:
     """x [m, K], parts, (bias), (residual) → [m, N], as MLC-LLM writes it, scheduled by dlight."""
-    parts_of = fmt.parts(n, k)
-    m, n, k = _int64(1) if one_row else te.var("m", "int64"), _int64(n), _int64(k)
-    x = te.placeholder((m, k), "float32", "x")
+    m, columns, depth = _rows(one_row), _int64(n), _int64(k)
+    x = te.placeholder((m, depth), "float32", "x")
     parts = [
         te.placeholder([_int64(size) for size in shape], dtype, name)
-        for name, (shape, dtype) in parts_of.items()
+        for name, (shape, dtype) in fmt.parts(n, k).items()
     ]
-    weight = te.compute((n, k), lambda j, i: element(fmt, parts, j, i), "dequantize")
-    axis = te.reduce_axis((_int64(0), k), "axis")
-    y = te.compute((m, n), lambda i, j: te.sum(x[i, axis] * weight[j, axis], axis), "matmul")
+    weight = te.compute((columns, depth), lambda j, i: element(fmt, parts, j, i), "dequantize")
+    axis = te.reduce_axis((_int64(0), depth), "axis")
+    y = te.compute((m, columns), lambda i, j: te.sum(x[i, axis] * weight[j, axis], axis), "matmul")
     arguments = [x, *parts]
     if bias:
-        added = te.placeholder((n,), "float32", "bias")
+        added = te.placeholder((columns,), "float32", "bias")
         arguments.append(added)
         y = topi.add(y, added)
     if residual:
-        other = te.placeholder((m, n), "float32", "residual")
+        other = te.placeholder((m, columns), "float32", "residual")
         arguments.append(other)
         y = topi.add(y, other)
     func = te.create_prim_func([*arguments, y])
-    return _scheduled(func).with_attr("global_symbol", f"dlight_linear_{n.value}_{k.value}")
+    return _scheduled(func).with_attr("global_symbol", f"dlight_linear_{n}_{k}")
 
 
 @functools.cache
 def _gate(n: int, activation: str, *, one_row: bool) -> tirx.PrimFunc:
     if activation != "silu":
         raise SystemExit(f"activation {activation} is not written for dlight here: use silu models")
-    m, n = _int64(1) if one_row else te.var("m", "int64"), _int64(n)
-    gate, up = (te.placeholder((m, n), "float32", name) for name in ("gate", "up"))
-    y = te.compute((m, n), lambda i, j: gate[i, j] * te.sigmoid(gate[i, j]) * up[i, j], "gated")
+    shape = (_rows(one_row), _int64(n))
+    gate, up = (te.placeholder(shape, "float32", name) for name in ("gate", "up"))
+    y = te.compute(shape, lambda i, j: gate[i, j] * te.sigmoid(gate[i, j]) * up[i, j], "gated")
     func = te.create_prim_func([gate, up, y])
-    return _scheduled(func).with_attr("global_symbol", f"dlight_gate_{n.value}")
+    return _scheduled(func).with_attr("global_symbol", f"dlight_gate_{n}")
+
+
+def _rows(one_row: bool) -> tirx.Expr:
+    return _int64(1) if one_row else te.var("m", "int64")
 
 
 def _int64(value: int) -> tirx.IntImm:
@@ -121,7 +128,6 @@ def _tir_pipeline(**options: Any) -> tuple[Any, Any, Any]:
     default = get_tir_pipeline("s_tir", **options)[0]
     lean, finalize_host, finalize_device = get_tir_pipeline(GPU_TIR_PIPELINE, **options)
 
-    @tvm.transform.module_pass(opt_level=0)
     def lower(module: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         merged = tvm.IRModule({}, attrs=module.attrs)
         for passes, is_dlight in ((default, True), (lean, False)):
@@ -133,7 +139,8 @@ def _tir_pipeline(**options: Any) -> tuple[Any, Any, Any]:
                 merged[variable] = func
         return merged
 
-    return lower, finalize_host, finalize_device
+    both = tvm.transform.module_pass(lower, opt_level=0, name="lower")
+    return both, finalize_host, finalize_device
 
 
 class _DlightLowering:
@@ -213,15 +220,15 @@ def build_variants(model: str) -> dict[str, Path]:
     """Name → artifact, compiled unless they are in the cache's `benchmarks/`."""
     folders = {}
     for name in VARIANTS:
-        ours = webgpu.lower_for_gpu, webgpu.GPU_TIR_PIPELINE
-        if name == "dlight":
-            webgpu.lower_for_gpu, webgpu.GPU_TIR_PIPELINE = _lower_with_dlight, _PIPELINE
-        try:
-            output = cache_dir() / "benchmarks" / "web" / name
-            request = BuildRequest(model, "webgpu:cpu-adapter", None, output)
+        output = cache_dir() / "benchmarks" / "web" / name
+        request = BuildRequest(model, "webgpu:cpu-adapter", SCHEME, output)
+        with ExitStack() as changed:
+            if name == "dlight":
+                changed.enter_context(
+                    mock.patch.object(webgpu, "lower_for_gpu", _lower_with_dlight)
+                )
+                changed.enter_context(mock.patch.object(webgpu, "GPU_TIR_PIPELINE", _PIPELINE))
             folders[name] = compile_model(request, lambda *_: None)
-        finally:
-            webgpu.lower_for_gpu, webgpu.GPU_TIR_PIPELINE = ours
     return folders
 
 
@@ -288,8 +295,8 @@ def _report(
     rounds: Mapping[str, list[dict[str, dict[str, Any]]]],
 ) -> str:
     lines = [
-        f"{options.model}, {adapter['vendor']} {adapter['architecture']}, {cpu_name()}, "
-        f"{platform.system()}; prompt of {options.prompt_tokens} tokens, medians of "
+        f"{options.model} as {SCHEME}, {adapter['vendor']} {adapter['architecture']}, "
+        f"{cpu_name()}, {platform.system()}; prompt of {options.prompt_tokens} tokens, medians of "
         f"{options.rounds} rounds",
         "",
         "| ms | dlight | everycast | times faster |",
@@ -321,7 +328,7 @@ def _report(
 
 
 def _total(kernels: Mapping[str, Mapping[str, Any]]) -> float:
-    return sum(kernel["ms"] for kernel in kernels.values())
+    return float(sum(kernel["ms"] for kernel in kernels.values()))
 
 
 if __name__ == "__main__":

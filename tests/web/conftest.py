@@ -25,17 +25,12 @@ LIBRARY = "lib/webgpu-cpu-adapter.wasm"
 GPU_LIBRARY, F16_LIBRARY = "lib/webgpu.wasm", "lib/webgpu-f16.wasm"
 CONTEXT = 1280
 _CHUNK = 512
-_LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 512, "rope_theta": 500000.0,
-}  # fmt: skip
 _YARN = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512,
     "rope_theta": 10000.0,
 }  # fmt: skip
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "q4f16_1", {"attention_bias": True, "mlp_bias": True}),
-    "llama3": ("llama", "q0f32", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "mistral": ("mistral", "q0f32", {}),
     "qwen2": ("qwen2", "q8f16_1", {}),
     "qwen3-yarn": ("qwen3", "q0f32", {"rope_parameters": _YARN}),

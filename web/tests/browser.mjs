@@ -49,7 +49,9 @@ export async function openBrowser({ profile, flags = [], ...options } = {}) {
     ...options,
   });
   if (profile === undefined) {
-    context.on("close", () => fs.rmSync(folder, { recursive: true, force: true }));
+    // The browser may write until it has ended, which it has not quite when it says so.
+    const rm = { recursive: true, force: true, maxRetries: 20, retryDelay: 100 };
+    context.on("close", () => fs.promises.rm(folder, rm).catch(() => {}));
   }
   return context;
 }

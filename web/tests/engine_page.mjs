@@ -17,6 +17,14 @@ GPUDevice.prototype.createComputePipelineAsync = async function (description) {
   }
 };
 
+// Errors that nobody waits for, such as of a kernel's arguments.
+const requestDevice = GPUAdapter.prototype.requestDevice;
+GPUAdapter.prototype.requestDevice = async function (description) {
+  const device = await requestDevice.call(this, description);
+  device.addEventListener("uncapturederror", ({ error }) => pipelines.faults.push(error.message));
+  return device;
+};
+
 /** The pipeline of the loaded model: WebLLM's own object, for what its interface does not tell. */
 function pipeline() {
   return engine.loadedModelIdToPipeline.get(MODEL_ID);
@@ -122,14 +130,21 @@ const calls = {
     const sorted = fargsortProbs(row);
     const rows = upload([1], "int32", Int32Array.of(0));
     const threshold = upload([1], "float32", Float32Array.of(top_p));
-    const view = tvm.getGlobalFunc("runtime.TVMTensorCreateView");
+    // Numbers and tokens are copied on the device: what the host writes, and what is given back to
+    // it, ends a batch of commands.
+    const createView = tvm.getGlobalFunc("runtime.TVMTensorCreateView");
+    const part = (tensor, type, index) =>
+      createView(tensor, tvm.makeShapeTuple([1]), type, tvm.scalar(4 * index, "int"));
+    const numbers = upload([uniform.length], "float32", Float32Array.from(uniform));
     const drawn = tvm.empty([uniform.length], "int32", device);
-    for (const [index, value] of uniform.entries()) {
+    const number = tvm.empty([1], "float32", device);
+    for (let first = 0; first < uniform.length; first += 200) {
       tvm.beginScope();
-      const number = upload([1], "float32", Float32Array.of(value));
-      const token = fsampleWithTopP(sorted.get(0), sorted.get(1), number, rows, threshold);
-      const offset = tvm.scalar(4 * index, "int");
-      view(drawn, tvm.makeShapeTuple([1]), "int32", offset).copyFrom(token);
+      for (let index = first; index < Math.min(first + 200, uniform.length); index++) {
+        number.copyFrom(part(numbers, "float32", index));
+        const token = fsampleWithTopP(sorted.get(0), sorted.get(1), number, rows, threshold);
+        part(drawn, "int32", index).copyFrom(token);
+      }
       tvm.endScope();
     }
     const tokens = tvm.empty([uniform.length], "int32", tvm.cpu()).copyFrom(drawn);
@@ -137,6 +152,11 @@ const calls = {
     const result = [...tokens.toArray()];
     tvm.endScope();
     return result;
+  },
+
+  /** What went wrong on the device so far. */
+  faults() {
+    return pipelines.faults;
   },
 
   async unload() {
