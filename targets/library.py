@@ -88,16 +88,23 @@ def build_library(
     }
     for name, func in target.sampling_functions(config.vocab_size).items():
         planned[name] = func
+    compile_planned(planned, metadata, target, path)
+    return BuiltLibrary(metadata, memory)
+
+
+def compile_planned(
+    planned: tvm.IRModule, metadata: dict[str, Any], target: CompileTarget, path: Path
+) -> None:
+    """Write the library of a module that the pipeline is through with, with its metadata."""
     planned["_metadata"] = constant_function("_metadata", json.dumps(metadata))
     with target.compiling(), tvm.transform.PassContext(opt_level=3):
         executable = tvm.compile(
             planned,
-            tvm_target,
+            tvm.target.Target(target.spec),
             relax_pipeline=tvm.transform.Sequential([]),
             tir_pipeline=target.tir_pipeline,
         )
     target.export(executable, path)
-    return BuiltLibrary(metadata, memory)
 
 
 def export_graph(

@@ -6,7 +6,6 @@ softmax_with_temperature, argsort_probs, sample_with_top_p, apply_…_inplace   
 _metadata                     JSON: parameters in call order, limits, memory
 """
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from ...relax_models.paged_attention import PAGE_SIZE
 from ...schedules.gpu.limits import GpuLimits
 from ...schedules.passes.lower_operators import LoweredModel, Parameter
 from ...schedules.pipeline import run_pipeline, with_upper_bounds
-from ..library import BuiltLibrary, config_hash, constant_function, planned_bytes
+from ..library import BuiltLibrary, compile_planned, config_hash, planned_bytes
 from ..target import CompileTarget
 from .functions import logit_functions, with_sampling
 
@@ -97,15 +96,7 @@ class ChatLibraryBuilder:
         }  # fmt: skip
         for name, func in logit_functions(config.vocab_size, self.limits).items():
             planned[name] = func
-        planned["_metadata"] = constant_function("_metadata", json.dumps(metadata))
-        with target.compiling(), tvm.transform.PassContext(opt_level=3):
-            executable = tvm.compile(
-                planned,
-                tvm_target,
-                relax_pipeline=tvm.transform.Sequential([]),
-                tir_pipeline=target.tir_pipeline,
-            )
-        target.export(executable, path)
+        compile_planned(planned, metadata, target, path)
         return BuiltLibrary(metadata, memory)
 
     def _lower(
