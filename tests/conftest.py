@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,13 @@ from everycast.artifact.cache import cache_dir
 from everycast.artifact.errors import EverycastError
 
 TESTS = Path(__file__).parent
+
+
+def pytest_configure() -> None:
+    """A shell lets what it runs in the background ignore SIGINT, which its children inherit; some
+    tests interrupt theirs."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _load(path: Path) -> ModuleType:

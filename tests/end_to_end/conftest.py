@@ -65,8 +65,14 @@ class Result:
 
 @pytest.fixture(scope="session")
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The user's cache of the whole session."""
-    return tmp_path_factory.mktemp("cache") / ODD
+    """The user's cache of the whole session. Runtimes for devices, which take long to compile, are
+    those of the cache outside."""
+    cache = tmp_path_factory.mktemp("cache") / ODD
+    cache.mkdir(parents=True)
+    native = USERS_CACHE / "native"
+    native.mkdir(parents=True, exist_ok=True)
+    (cache / "native").symlink_to(native)
+    return cache
 
 
 @pytest.fixture(autouse=True)
@@ -153,11 +159,8 @@ def built_f32(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vulkan(session_cache: Path) -> None:
-    """A Vulkan device, or a skip. The runtime, which takes long to compile, is the user's."""
-    session_cache.mkdir(parents=True, exist_ok=True)
-    (USERS_CACHE / "native").mkdir(parents=True, exist_ok=True)
-    (session_cache / "native").symlink_to(USERS_CACHE / "native")
+def vulkan() -> None:
+    """A Vulkan device, or a skip."""
     try:
         DeviceMemory("vulkan")
     except EverycastError as error:
