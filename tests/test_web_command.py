@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -158,12 +159,15 @@ def test_web_serves_the_page_and_says_where(
     with subprocess.Popen(
         [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stderr is not None
-        described, where = process.stderr.readline(), process.stderr.readline()
-        assert described.startswith("tiny: ") and "lib/webgpu.wasm" in described
-        assert where.startswith("chat in a browser at http://127.0.0.1:")
-        url = where.split()[4]
-        assert httpx.get(url).text == "page"
-        assert httpx.get(f"{url}/v1/models").status_code == 404
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) in (0, 130)
+        try:
+            assert process.stderr is not None
+            described, where = process.stderr.readline(), process.stderr.readline()
+            assert described.startswith("tiny: ") and "lib/webgpu.wasm" in described
+            found = re.match(r"chat in a browser at (http://127\.0\.0\.1:\d+) ", where)
+            assert found is not None, where
+            assert httpx.get(found[1]).text == "page"
+            assert httpx.get(f"{found[1]}/v1/models").status_code == 404
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) in (0, 130)
+        finally:
+            process.kill()
