@@ -3,6 +3,9 @@
 Imports are inside the functions, so that `--help` is instant and `chat` loads nothing it does not
 need. MODEL is everywhere the same: a name (`everycast list` shows them), a Hugging Face folder,
 `HF://org/name`, a GGUF file, or a folder that `everycast compile` wrote.
+
+The file is long because options that several commands share, and the words of their help, are kept
+in one place.
 """
 
 import os
