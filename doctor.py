@@ -18,6 +18,7 @@ from .engine.device_runtimes import KINDS
 from .engine.devices import DeviceInfo, list_devices
 from .engine.memory_plan import available_memory
 from .native.build import find_compiler
+from .native.wasm_runtime import find_emscripten
 from .targets.cuda_compiler import find_cuda_compiler
 from .targets.device_linkers import find_amd_linker, find_macos_linker
 from .targets.linker import find_linker
@@ -39,7 +40,7 @@ _KERNELS = (
 """CPU features (LLVM's names) → the kernels they select, best first, as `schedules/cpu/isa.py`."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]*[A-Za-z0-9])(?:\[.*\])? *(==|>=) *([^,; ]+)")
 """The form in which `pyproject.toml` states what it needs: a name and one bound."""
-_LATER_TARGETS = ("webgpu", "ios", "android")
+_LATER_TARGETS = ("ios", "android")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def _target_cpu(checks: list[Check]) -> Check:
 
 
 def _target_gpus() -> list[Check]:
-    """Whether libraries for GPUs can be compiled here, which needs no such GPU."""
+    """Whether libraries for GPUs and browsers can be compiled here, which needs neither."""
 
     def vulkan() -> str:
         for name in missing_tools():
@@ -160,6 +161,7 @@ def _target_gpus() -> list[Check]:
         "rocm": lambda: shlex.join(find_amd_linker().command),
         "metal": lambda: shlex.join(find_macos_linker().command),
         "opencl": lambda: "kernels as source",
+        "webgpu": lambda: str(find_emscripten()),
     }
     checks = []
     for name, probe in probes.items():

@@ -13,6 +13,7 @@ from everycast.doctor import Check, run_checks
 from everycast.engine.device_runtimes import KINDS
 from everycast.engine.devices import DeviceInfo
 from everycast.targets.linker import Linker
+from everycast.targets.target import TARGETS
 
 
 def report() -> dict[str, Check]:
@@ -27,8 +28,19 @@ def test_this_machine_can_do_what_the_tests_do() -> None:
     for name in ("python", "apache-tvm", "tvm runtime", "linker", "cpu", "target cpu"):
         assert found[name].status == "ok", found[name]
     assert not [check for check in found.values() if check.status == "fail"]
-    assert found["target webgpu"].status == "info"
     assert found["target opencl"].status == "ok"
+
+
+def test_every_target_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert {f"target {name}" for name in TARGETS} <= set(report())
+    emscripten = tmp_path / "emcc"
+    emscripten.write_text("#!/bin/sh\n")
+    emscripten.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert report()["target webgpu"] == Check("target webgpu", "ok", f"compiles ({emscripten})")
+    emscripten.unlink()
+    missing = report()["target webgpu"]
+    assert missing.status == "info" and "apt install emscripten" in missing.detail
 
 
 def test_the_compiler_is_not_imported() -> None:
