@@ -20,6 +20,8 @@ from .tvm_runtime import tvm_ffi
 CPU, AUTO = "cpu", "auto"
 DEVICES = (*KINDS, CPU)
 """What a library can run on, best first."""
+_SEVERAL_LIBRARIES = ("cuda", "rocm", CPU)
+"""Kinds whose libraries are for one architecture or another."""
 
 _EXISTS, _MAX_THREADS, _WARP, _SHARED, _VERSION, _NAME = 0, 1, 2, 3, 4, 5
 _GCN_ARCH, _TOTAL_BYTES, _FREE_BYTES = 10, 14, 15
@@ -52,13 +54,19 @@ class DeviceInfo:
 
 def split_device(text: str) -> tuple[str, int]:
     """Kind and number: `vulkan:1` → ("vulkan", 1). What else follows the kind names a library
-    (`cuda:sm_90`), which runs on number 0. Raises ArtifactError for an unknown kind."""
-    kind, _, rest = text.partition(":")
+    (`cuda:sm_90`), which runs on number 0. Raises ArtifactError for an unknown kind or number."""
+    kind, colon, rest = text.partition(":")
     if kind not in DEVICES:
         near = difflib.get_close_matches(kind, (AUTO, *DEVICES), n=1, cutoff=0.7)
         hint = f"did you mean {near[0]}?" if near else f"choose {AUTO}, {', '.join(DEVICES)}"
         raise ArtifactError(f"device '{text}' cannot be run on in this version; {hint}")
-    return kind, int(rest) if _is_number(rest) else 0
+    if _is_number(rest):
+        if kind == CPU and int(rest) > 0:
+            raise ArtifactError(f"there is no device {text}; all processors are one device, {CPU}")
+        return kind, int(rest)
+    if colon and (not rest or rest[0] == "-" or kind not in _SEVERAL_LIBRARIES):
+        raise ArtifactError(f"device '{text}' needs a number after the colon, such as {kind}:0")
+    return kind, 0
 
 
 def library_name(text: str) -> str:

@@ -1,5 +1,6 @@
 """Names of devices, and whether a library fits one."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,23 @@ from everycast.engine.devices import library_name, split_device
 )
 def test_names(text: str, kind: str, index: int, library: str) -> None:
     assert split_device(text) == (kind, index) and library_name(text) == library
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("vulkan:x", "needs a number after the colon, such as vulkan:0"),
+        ("vulkan:-1", "needs a number"),
+        ("cuda:", "needs a number"),
+        ("cuda:-1", "needs a number"),
+        ("cpu:1", "there is no device cpu:1; all processors are one device, cpu"),
+        ("vulcan", "did you mean vulkan?"),
+        ("webgpu", "choose auto, cuda"),
+    ],
+)
+def test_names_of_no_device(text: str, said: str) -> None:
+    with pytest.raises(ArtifactError, match=re.escape(said)):
+        split_device(text)
 
 
 def fake(kind: str, architecture: str | None = None, **limits: int) -> Any:
