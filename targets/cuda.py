@@ -5,6 +5,7 @@ Instead the machine code is stored as text (`artifact.machine_code`).
 """
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import tvm_ffi
@@ -34,21 +35,20 @@ _LIMITS = GpuLimits(
 )
 _USUAL = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """Ampere to Blackwell: what a library without a named architecture has machine code for."""
+_OLDEST = 80
 _BUSY_THREADS = 384
 
 
 def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget:
-    """`arch` is a compute capability (`sm_90`); None: machine code for the usual ones that the
-    compiler knows. CompileError if it is unknown, or without a compiler or a linker."""
+    """`arch` is a compute capability (`sm_90`), or several by commas; None: machine code for the
+    usual ones that the compiler knows. CompileError if one is unknown or too old, or without a
+    compiler or a linker."""
     refuse_activations("cuda", activations)
     compiler = find_cuda_compiler()
     known = compiler.architectures()
-    if arch is not None and arch not in known:
-        raise CompileError(
-            f"unknown architecture '{arch}' for target cuda; "
-            f"the compiler here knows {', '.join(known)}"
-        )
-    chosen = (arch,) if arch is not None else tuple(name for name in _USUAL if name in known)
+    chosen = tuple(name for name in _USUAL if name in known)
+    if arch is not None:
+        chosen = chosen_architectures(arch.split(","), known)
 
     def compiled(source: str, _: object) -> str:
         return as_text(compiler.compile(with_register_bounds(source), chosen))
@@ -65,6 +65,20 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
     }
     target = gpu_target("cuda", spec, _LIMITS, this_machine())
     return replace(target, constants={**target.constants, "architectures": chosen})
+
+
+def chosen_architectures(asked: Collection[str], known: Sequence[str]) -> tuple[str, ...]:
+    """`asked`, oldest first. CompileError if the compiler, which knows `known` (oldest first), does
+    not know one of them, or if it is older than Ampere, whose instructions the kernels use."""
+    fitting = [name for name in known if int(name.removeprefix("sm_")) >= _OLDEST]
+    for name in asked:
+        if name not in fitting:
+            what = "too old an" if name in known else "unknown"
+            raise CompileError(
+                f"{what} architecture '{name}' for target cuda; "
+                f"of those that will do the compiler here knows {', '.join(fitting)}"
+            )
+    return tuple(name for name in fitting if name in asked)
 
 
 def with_register_bounds(source: str) -> str:

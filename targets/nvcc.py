@@ -32,7 +32,7 @@ class Nvcc:
 
     def compile(self, source: str, architectures: tuple[str, ...]) -> bytes:
         """A fat binary with machine code for each architecture, and PTX of the last for later ones.
-        CompileError with the compiler's first line if it does not take the source."""
+        CompileError with the compiler's first error if it does not take the source."""
         with tempfile.TemporaryDirectory() as folder:
             code, binary = Path(folder, "kernels.cu"), Path(folder, "kernels.fatbin")
             code.write_text(source, encoding="utf-8")
@@ -78,6 +78,7 @@ def _run(command: list[str]) -> str:
     except OSError as error:
         raise CompileError(f"nvcc does not start: {error}; run: {INSTALL}") from None
     if run.returncode != 0:
-        lines = (run.stderr or run.stdout).strip().splitlines() or ["no message"]
+        said = (run.stderr + run.stdout).strip().splitlines()
+        lines = [line for line in said if "error" in line] or said or ["no message"]
         raise CompileError(f"nvcc failed (exit code {run.returncode}): {lines[0].strip()}")
     return run.stdout
