@@ -28,7 +28,7 @@ def build_and_report(
     target None: no library. options: further ones of `build_process.build`.
     """
     from .artifact.manifest import read_manifest
-    from .artifact.model_list import webllm_advice
+    from .artifact.model_list import WEB_TARGET, webllm_advice
     from .build_process import build
     from .model_store import folder_bytes
 
@@ -61,7 +61,8 @@ def build_and_report(
         console.note(f"{library.file}: schedules of operators: {counts}")
     for line in webllm_advice(path, built):
         console.note(line)
-    follow = ["chat", str(path)] if target else ["compile", model, "-q", weights.quantization]
+    use = "web" if (target or "").partition(":")[0] == WEB_TARGET else "chat"
+    follow = [use, str(path)] if target else ["compile", model, "-q", weights.quantization]
     console.note(f"next: {shlex.join(['everycast', *follow])}")
 
 

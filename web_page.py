@@ -1,5 +1,6 @@
 """The built browser page: shipped in the wheel, or made by npm in a source checkout."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -10,6 +11,11 @@ from .artifact.errors import CapacityError, CompileError
 
 WEB = Path(__file__).parent / "web"
 _SOURCES = ("index.html", "package-lock.json", "tsconfig.json", "vite.config.ts", "src", "public")
+_TELLS_NOTHING = re.compile(
+    r"npm (error|ERR!)( (code|errno|syscall|path|dest|cwd|A complete log)\b.*|\W*)$"
+    r"|.*:$|failed to load config"
+)
+"""What stands around the reason in the output of npm, or is a heading."""
 
 
 def page_folder(note: Callable[[str], None]) -> Path:
@@ -69,6 +75,12 @@ def _build() -> None:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, cwd=WEB, capture_output=True, text=True, errors="replace")
     if done.returncode != 0:
-        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         what = " ".join(["npm", *command[1:]])
-        raise CompileError(f"'{what}' failed in {WEB}: {lines[-1] if lines else 'no output'}")
+        raise CompileError(f"'{what}' failed in {WEB}: {_reason(done.stderr + done.stdout)}")
+
+
+def _reason(output: str) -> str:
+    """The line that tells most of what npm, or a program that it ran, said before it failed."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower() and not _TELLS_NOTHING.match(line)]
+    return (telling or lines[-1:] or ["no output"])[0]

@@ -70,12 +70,43 @@ def test_a_missing_npm_is_one_line(checkout: Path, monkeypatch: pytest.MonkeyPat
         web_page.page_folder(print)
 
 
-def test_a_failed_build_shows_its_last_line(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("syntax error", "syntax error"),
+        (
+            "failed to load config from vite.config.ts\nerror during build:\n"
+            "Error [ERR_MODULE_NOT_FOUND]: no package vite\n    at packageResolve (node:error)",
+            "Error [ERR_MODULE_NOT_FOUND]: no package vite",
+        ),
+        (
+            "npm error code ENOTFOUND\nnpm error syscall getaddrinfo\nnpm error\n"
+            "npm error network request to https://r.org failed\nnpm error A complete log is in /x",
+            "npm error network request to https://r.org failed",
+        ),
+        ("Killed", "Killed"),
+    ],
+)
+def test_a_failed_build_shows_the_line_that_tells_why(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, reason: str
 ) -> None:
-    fake_npm(tmp_path, monkeypatch, build="echo 'syntax error' >&2; exit 1")
-    with pytest.raises(CompileError, match=r"'npm run build --silent' failed.*: syntax error"):
+    (tmp_path / "said").write_text(said)
+    fake_npm(tmp_path, monkeypatch, build=f"cat {tmp_path}/said >&2; exit 1")
+    with pytest.raises(CompileError) as caught:
         web_page.page_folder(print)
+    assert str(caught.value) == f"'npm run build --silent' failed in {checkout}: {reason}"
+
+
+def test_the_page_is_built_by_its_dependencies_alone() -> None:
+    """`npm ci --omit=dev` is all that is installed to build it."""
+    web = Path(web_page.__file__).parent / "web"
+    installed = json.loads((web / "package.json").read_text())["dependencies"]
+    sources = [web / "vite.config.ts", *(web / "src").rglob("*.ts"), *(web / "src").rglob("*.tsx")]
+    imported = re.compile(r'\b(?:from |import |import\()"(?!node:)([\w@][^"]*)"')
+    for source in sources:
+        for name in imported.findall(source.read_text()):
+            package = "/".join(name.split("/")[: 2 if name[0] == "@" else 1])
+            assert package in installed, (source, name)
 
 
 def test_an_installation_without_the_page_says_so(
@@ -140,7 +171,25 @@ def test_an_artifact_without_a_library_for_browsers_gets_one(
     monkeypatch.setattr("everycast.build_process.build", build)
     site = web_command.make_site([str(artifact)], None, quiet=True)
     assert asked == ["tiny.gguf", "webgpu", "q4f32_1", tmp_path / "dist"]
-    assert len(site.models[0].libraries) == 3
+    assert site.models[0].libraries
+
+
+@pytest.mark.parametrize(
+    ("target", "use"), [("webgpu", "web"), ("webgpu:f16", "web"), ("cpu", "chat"), ("all", "chat")]
+)
+def test_compile_says_how_to_use_what_it_made(
+    write_web_artifact: WriteArtifact,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+    use: str,
+) -> None:
+    artifact = write_web_artifact(tmp_path / "tiny")
+    monkeypatch.setattr("everycast.build_process.build", lambda *_, **__: artifact)
+    monkeypatch.setattr("everycast.artifact.model_list.webllm_advice", lambda *_: [])
+    _, _, err = run(capsys, "compile", "m", "--target", target)
+    assert err.endswith(f"next: everycast {use} {artifact}\n")
 
 
 def test_web_serves_the_page_and_says_where(

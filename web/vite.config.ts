@@ -1,7 +1,6 @@
 import { createHash } from "node:crypto";
 import { fileURLToPath } from "node:url";
-import type { Plugin } from "vite";
-import { defineConfig } from "vitest/config";
+import { defineConfig, type Plugin } from "vite";
 
 /** Tells the service worker which files make up the page: its own list, and a name for it. */
 function listShell(): Plugin {
@@ -62,5 +61,4 @@ export default defineConfig(({ mode }) => ({
     },
   },
   worker: { format: "es" },
-  test: { include: ["tests/unit/**/*.test.ts"], setupFiles: ["tests/unit/setup.ts"] },
 }));
