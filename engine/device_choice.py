@@ -87,7 +87,7 @@ def _gpus(refusals: list[str]) -> Iterator[DeviceInfo]:
         if gpu is not None:
             yield gpu
         elif reason:
-            refusals.append(reason)
+            refusals.append(f"{kind}: {reason.removeprefix(f'cannot run on {kind}: ')}")
 
 
 def _line(choice: str, refusals: list[str]) -> str:

@@ -45,7 +45,8 @@ def test_the_best_that_is_there(machine: dict[str, DeviceInfo | str]) -> None:
 
 
 def test_what_a_better_one_lacks_is_said(machine: dict[str, DeviceInfo | str]) -> None:
-    machine |= {"cuda": device("cuda"), "rocm": "the driver is too old", "vulkan": device("vulkan")}
+    old = "cannot run on rocm: its driver is too old"
+    machine |= {"cuda": device("cuda"), "rocm": old, "vulkan": device("vulkan")}
     errors: dict[str, Exception] = {"cuda": CapacityError("too large")}
 
     def open_on(kind: str) -> str:
@@ -56,12 +57,12 @@ def test_what_a_better_one_lacks_is_said(machine: dict[str, DeviceInfo | str]) -
     opened, line = open_best(open_on)
     assert opened == "vulkan" and line == (
         "device: vulkan:0 (GPU), the best that is here; not cuda:0 (GPU): too large; "
-        "not the driver is too old"
+        "not rocm: its driver is too old"
     )
     errors["vulkan"] = CompileError("no glslang")
     opened, line = open_best(open_on, lambda kind: "add a library" if kind == "cuda" else "")
     assert opened == "cpu" and line == (
-        "device: cpu; not cuda:0 (GPU): add a library; not the driver is too old; "
+        "device: cpu; not cuda:0 (GPU): add a library; not rocm: its driver is too old; "
         "not vulkan:0 (GPU): no glslang"
     )
     errors["cpu"] = ArtifactError("no library")
