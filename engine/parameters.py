@@ -2,13 +2,12 @@
 
 The artifact holds portable tensors. A library that wants another layout says in its metadata
 which function makes each parameter from which tensors. The results go into one file,
-
-    <artifact>/.packed/<key>.bin      parameters one after another, each on a multiple of 64 bytes
-
-whose key is a hash of the weights and of the library's list of parameters, so that it is never
-stale. Loading it is one read into huge pages.
+`<artifact>/.packed/<key>.bin` (`packed_file.py`), whose key is a hash of the weights and of the
+library's list of parameters, so that it is never stale. Loading it is one read into huge pages; one
+that was cut short or changed is made again.
 """
 
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,10 @@ from ..artifact.files import disk_errors
 from ..artifact.hashing import hash_json
 from ..artifact.packed_layout import packed_offsets
 from ..artifact.tensor_cache import TensorCacheReader, aligned_empty
-from .runtime import Library, Tensor, as_array, as_tensor, huge_array
+from .packed_file import FORMAT_VERSION, PackedFileWriter, read_packed_file
+from .runtime import Library, Tensor, as_array, as_tensor
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -75,24 +77,44 @@ def load_parameters(
     is corrupted (its hash is checked before packing) or a tensor is missing.
     """
     parameters, num_bytes = read_parameters(library.metadata)
-    key = hash_json([weights.weights_hash(), library.metadata["parameters"]])[:16]
-    path = _packed_file(folder, key)
-    if not path.is_file() or path.stat().st_size != num_bytes:
+    key = hash_json([FORMAT_VERSION, weights.weights_hash(), library.metadata["parameters"]])[:16]
+    memory = _read(_packed_files(folder, key), key, num_bytes)
+    if memory is None:
         check_sources(parameters, weights)
         weights.verify()
-        _pack(path, parameters, num_bytes, library, weights, progress)
-    memory = _read(path, num_bytes)
+        path = _packed_files(folder, key)[0]
+        _pack(path, key, parameters, num_bytes, library, weights, progress)
+        memory = _read([path], key, num_bytes)
+    if memory is None:
+        raise ArtifactError(f"{path} is not what was just written; check the disk")
     if library.metadata["parameters_in_one_buffer"]:
         return [as_tensor(memory)]
     return [as_tensor(_view(memory, parameter)) for parameter in parameters]
 
 
-def _packed_file(folder: Path, key: str) -> Path:
-    """Beside the artifact, or in the user's cache where the artifact cannot be written to."""
+def _packed_files(folder: Path, key: str) -> list[Path]:
+    """Where it may lie, first where it is written to: beside the artifact, or in the user's cache
+    where the artifact cannot be written to."""
     beside = folder / ".packed" / f"{key}.bin"
-    if beside.is_file() or os.access(folder, os.W_OK):
-        return beside
-    return cache_dir() / "packed" / f"{key}.bin"
+    if os.access(folder, os.W_OK):
+        return [beside]
+    return [cache_dir() / "packed" / beside.name, beside]
+
+
+def _read(paths: Sequence[Path], key: str, num_bytes: int) -> np.ndarray | None:
+    """The parameters, from the first of these files that can be read and is whole."""
+    for path in paths:
+        if not path.is_file():
+            continue
+        try:
+            memory = read_packed_file(path, key, num_bytes)
+            reason = "is not what was written"
+        except OSError as error:
+            memory, reason = None, f"cannot be read ({error.strerror or error})"
+        if memory is not None:
+            return memory
+        logger.warning("%s %s; its weights are packed again", path, reason)
+    return None
 
 
 def check_sources(parameters: Sequence[Parameter], weights: TensorCacheReader) -> None:
@@ -115,27 +137,21 @@ def check_sources(parameters: Sequence[Parameter], weights: TensorCacheReader) -
 
 def _pack(
     path: Path,
+    key: str,
     parameters: Sequence[Parameter],
     num_bytes: int,
     library: Library,
     weights: TensorCacheReader,
     progress: Progress | None,
 ) -> None:
-    """Write the packed file under a temporary name, one parameter at a time, then rename it."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    """Write the packed file, one parameter at a time."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                for parameter in parameters:
-                    file.seek(parameter.offset)
-                    file.write(_packed(parameter, library, weights).reshape(-1).view(np.uint8).data)
-                    if progress is not None:
-                        progress(parameter.offset + parameter.num_bytes, num_bytes)
-                file.truncate(num_bytes)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with PackedFileWriter(path, key, num_bytes) as file:
+            for parameter in parameters:
+                file.write(parameter.offset, _packed(parameter, library, weights))
+                if progress is not None:
+                    progress(parameter.offset + parameter.num_bytes, num_bytes)
     for stale in path.parent.glob("*.bin"):
         if path.parent.name == ".packed" and stale != path:
             stale.unlink(missing_ok=True)
@@ -160,14 +176,6 @@ def _packed(parameter: Parameter, library: Library, weights: TensorCacheReader) 
             f"{', '.join(parameter.sources)} of {weights.folder} do not fit the library: {reason}; "
             "compile it again"
         ) from error
-
-
-def _read(path: Path, num_bytes: int) -> np.ndarray:
-    memory = huge_array(num_bytes)
-    with path.open("rb") as file:
-        if file.readinto(memory.data) != num_bytes:
-            raise ArtifactError(f"{path} is cut short; delete it and start again")
-    return memory
 
 
 def _view(memory: np.ndarray, parameter: Parameter) -> np.ndarray:

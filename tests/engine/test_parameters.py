@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_packed_once_then_read(artifact: Path, library: Library) -> None:
     first = load(artifact, library, progress=lambda *done: seen.append(done))
     (file,) = (artifact / ".packed").iterdir()
     listed, num_bytes = read_parameters(library.metadata)
-    assert file.stat().st_size == num_bytes == seen[-1][1]
+    assert seen[-1][1] == num_bytes < file.stat().st_size
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert len(first) == len(listed) == len(seen)
     written = file.stat().st_mtime_ns
@@ -121,12 +122,89 @@ class Other:
         return self.library.function(name.replace("_v999_", CURRENT))
 
 
-def test_a_cut_packed_file_is_made_again(artifact: Path, library: Library) -> None:
+def flip(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[:-100],
+    "empty": lambda data: b"",
+    "longer": lambda data: data + b"\0",
+    "without a digest": lambda data: data[:-32],
+    "a bit in front": lambda data: flip(data, 0),
+    "a bit in the middle": lambda data: flip(data, len(data) // 2),
+    "a bit of the digest": lambda data: flip(data, len(data) - 1),
+    "a page of zeros": lambda data: data[:4096] + bytes(4096) + data[8192:],
+    "pages changed over": lambda data: data[4096:8192] + data[:4096] + data[8192:],
+    "no data at all": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_packed_file_is_made_again(
+    artifact: Path, library: Library, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = load(artifact, library)
     (file,) = (artifact / ".packed").iterdir()
-    file.write_bytes(file.read_bytes()[:-100])
+    content = file.read_bytes()
+    file.write_bytes(DAMAGE[damage](content))
     for a, b in zip(load(artifact, library), expected, strict=True):
         np.testing.assert_array_equal(a, b)
+    assert file.read_bytes() == content
+    (record,) = caplog.records
+    assert record.getMessage() == f"{file} is not what was written; its weights are packed again"
+
+
+def test_the_packed_file_of_other_weights_is_not_taken(artifact: Path, library: Library) -> None:
+    expected = load(artifact, library)
+    (file,) = (artifact / ".packed").iterdir()
+    content = file.read_bytes()
+    load(artifact, Other(library))  # type: ignore[arg-type]
+    (other,) = (artifact / ".packed").iterdir()
+    other.rename(file)
+    assert file.stat().st_size == len(content)
+    for a, b in zip(load(artifact, library), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert file.read_bytes() == content
+
+
+def test_a_packed_file_that_cannot_be_read_is_made_again(
+    artifact: Path,
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = load(artifact, library)
+    read, calls = parameters.read_packed_file, iter([OSError(5, "Input/output error")])
+
+    def fails_once(*arguments: Any) -> Any:
+        for error in calls:
+            raise error
+        return read(*arguments)
+
+    monkeypatch.setattr(parameters, "read_packed_file", fails_once)
+    for a, b in zip(load(artifact, library), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert "cannot be read (Input/output error)" in caplog.text
+
+
+def test_a_damaged_packed_file_and_a_corrupted_shard_give_nothing(
+    artifact: Path, library: Library
+) -> None:
+    load(artifact, library)
+    (file,) = (artifact / ".packed").iterdir()
+    for path in (file, artifact / "params_shard_0.bin"):
+        path.write_bytes(flip(path.read_bytes(), 1000))
+    with pytest.raises(ArtifactError, match=r"params_shard_0\.bin"):
+        load(artifact, library)
+
+
+def test_a_disk_that_does_not_keep_what_is_written(
+    artifact: Path, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameters, "read_packed_file", lambda *_: None)
+    with pytest.raises(ArtifactError, match="is not what was just written; check the disk"):
+        load(artifact, library)
 
 
 def test_a_corrupted_shard_is_found_before_packing(artifact: Path, library: Library) -> None:
@@ -190,6 +268,16 @@ def test_an_artifact_that_cannot_be_written_to_is_packed_in_the_cache(
 ) -> None:
     monkeypatch.setenv("EVERYCAST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(parameters.os, "access", lambda path, mode: False)
-    load(artifact, library)
+    expected = load(artifact, library)
     assert not (artifact / ".packed").exists()
-    assert len(list((tmp_path / "cache" / "packed").iterdir())) == 1
+    (in_cache,) = (tmp_path / "cache" / "packed").iterdir()
+    # One that came with the artifact is taken, unless it is damaged.
+    beside = artifact / ".packed" / in_cache.name
+    beside.parent.mkdir()
+    in_cache.rename(beside)
+    load(artifact, library)
+    assert not in_cache.exists()
+    beside.write_bytes(flip(beside.read_bytes(), 99))
+    for a, b in zip(load(artifact, library), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert in_cache.exists()
