@@ -1,10 +1,13 @@
-"""Two small real tokenizers: byte-level BPE, and one as SentencePiece models are converted."""
+"""Two small real tokenizers: byte-level BPE, and one as SentencePiece models are converted; and
+engines over a scripted model."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from everycast.engine.tokenizer import Tokenizer, TokenizerConfig
+from scripted_engines import Parts
 from tokenizers import (
     AddedToken,
     decoders,
@@ -98,6 +101,14 @@ def sentencepiece(sentencepiece_hf: HFTokenizer) -> Tokenizer:
     """Byte fallback, a space in front of every text, and a begin token that is added."""
     config = TokenizerConfig({"bos_token": "<s>", "eos_token": "</s>"})
     return Tokenizer(sentencepiece_hf.to_str(), config)
+
+
+@pytest.fixture
+def parts(byte_level: Tokenizer) -> Iterator[Parts]:
+    parts = Parts(byte_level)
+    yield parts
+    for end in parts.endings:
+        end()
 
 
 @pytest.fixture
