@@ -18,6 +18,7 @@ from ..artifact.errors import EverycastError, RequestError
 from .engine_config import ScheduleLimits
 from .metrics import EngineCounters, EngineMetrics
 from .model_runner import ModelRunner
+from .prefill_budget import PrefillBudget
 from .sampler import SampledToken, SequenceSampler, TokenLogprob, sample_tokens, token_logprobs
 from .scheduler import ScheduledChunk, Scheduler, StepPlan
 from .sequence import FinishReason, Request, Sequence, SequenceStatus
@@ -86,9 +87,11 @@ class EngineLoop:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """tokenizer_size: number of real token ids; logits beyond it are padding.
-        eos_token_ids: the model's own end tokens. clock: seconds, for the metrics."""
+        eos_token_ids: the model's own end tokens. clock: seconds, for the metrics and for the
+        budget of prefills."""
         self.limits = limits
         self.scheduler = Scheduler(limits)
+        self._prefill_budget = PrefillBudget(limits.prefill_chunk_size)
         self._runner = runner
         self._vocab_size = runner.info.vocab_size
         self._tokenizer_size = min(tokenizer_size or self._vocab_size, self._vocab_size)
@@ -227,7 +230,7 @@ class EngineLoop:
 
     def _run_step(self) -> None:
         start = self._clock()
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self._prefill_budget.num_tokens)
         execute_start = self._clock()
         try:
             self._execute(plan)
@@ -244,7 +247,9 @@ class EngineLoop:
             return
         self._update(news)
         self._counters.num_steps += 1
-        self._counters.step_time_s += self._clock() - start
+        step_time_s = self._clock() - start
+        self._counters.step_time_s += step_time_s
+        self._prefill_budget.learn(plan, step_time_s)
         for item in news:
             # Choices of one job are delivered together, with the first.
             if item.job.choices or item.job.prompt_logprobs:

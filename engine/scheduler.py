@@ -3,7 +3,8 @@
 Pure Python: no tensors, no clock, no randomness. Rules:
 
 - A step holds at most `prefill_chunk_size` tokens. Every decoding sequence gets its one token
-  first; the rest goes to prefills, oldest first, in chunks.
+  first; the rest goes to prefills, oldest first, in chunks. Beside decoding sequences, which wait
+  for the step's end, prefills get a budget that the caller sets.
 - Waiting sequences are admitted strictly in order of arrival, when the pages of all their tokens
   and one page more for every running sequence are available.
 - When pages run out, the youngest running sequence is preempted: it gives back its pages, waits
@@ -99,11 +100,17 @@ class Scheduler:
         self.waiting.append(sequence)
         return sequence
 
-    def schedule(self) -> StepPlan:
-        """The next step; empty only when there is no work. Preempts, admits, gives out pages."""
+    def schedule(self, prefill_budget: int | None = None) -> StepPlan:
+        """The next step; empty only when there is no work. Preempts, admits, gives out pages.
+
+        prefill_budget: most tokens of prefills, at least 1, in a step that also decodes; None: as
+        many as it holds.
+        """
         plan = StepPlan()
         num_decodes = sum([sequence.num_tokens_to_compute == 1 for sequence in self.running])
         num_prefill_tokens = self.limits.prefill_chunk_size - num_decodes
+        if num_decodes and prefill_budget is not None:
+            num_prefill_tokens = min(num_prefill_tokens, prefill_budget)
         num_preemptions = self.num_preemptions
         index = 0
         while index < len(self.running):
