@@ -68,6 +68,11 @@ class Engine:
         return self._engine.description.name
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names that mean this model."""
+        return (self.model_name, *self._engine.description.other_names)
+
+    @property
     def tokenizer(self) -> Tokenizer:
         return self._engine.tokenizer
 

@@ -11,3 +11,5 @@ class ModelDescription:
     """What answers call the model."""
     defaults: SamplingParams = field(default_factory=SamplingParams)
     """The checkpoint's own advice for temperature, top_p and the like; a request's values win."""
+    other_names: tuple[str, ...] = ()
+    """What requests may call it as well: the checkpoint's name, which is what people type."""

@@ -52,11 +52,10 @@ class Service:
 
     def check_model(self, name: object) -> None:
         """Raises HTTPError 404 for any other model than the one that is served; none is fine."""
-        served = self.engine.model_name
-        if name is not None and name != served:
+        if name is not None and name not in self.engine.model_names:
             raise HTTPError(
                 404,
-                f"model {name!r} is not served here; this server has {served!r}",
+                f"model {name!r} is not served here; this server has {self.engine.model_name!r}",
                 code="model_not_found",
                 param="model",
             )

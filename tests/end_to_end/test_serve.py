@@ -99,7 +99,7 @@ def test_serve(
         with pytest.raises(openai.BadRequestError, match=r"257.*256|256.*257"):
             client(server).completions.create(model=built.folder.name, prompt=[5] * 257)
         chat = client(server).chat.completions.create(
-            model=built.folder.name, messages=MESSAGES, temperature=0, max_tokens=8
+            model=tiny.name, messages=MESSAGES, temperature=0, max_tokens=8
         )
         assert chat.choices[0].message.content == built.answer["text"]
         server.process.send_signal(signal.SIGTERM)

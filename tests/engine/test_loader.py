@@ -13,6 +13,7 @@ from everycast.engine import loader
 from everycast.engine.engine_config import EngineConfig
 from everycast.engine.loader import open_artifact
 from everycast.engine.parameters import read_parameters
+from everycast.engine.threads import usable_cpus
 
 
 @pytest.fixture
@@ -46,14 +47,24 @@ def test_an_artifact_is_opened_without_its_weights(artifact: Path) -> None:
         stamp.limits.page_bytes,
     )
     assert opened.plan.weight_bytes == read_parameters(opened.library.metadata)[1]
-    assert opened.plan.workspace_bytes > 0
     assert not (artifact / ".packed").exists()
+
+
+def test_the_plan_counts_scratch_memory_of_every_thread_that_draws(artifact: Path) -> None:
+    opened = open_artifact(artifact, engine_config=EngineConfig(num_threads=1))
+    stamp = read_manifest(artifact).libraries["cpu"]
+    planes, width = opened.library.metadata["sampling_workspace"]
+    functions = stamp.function_memory_bytes["forward"] + stamp.function_memory_bytes["logits"]
+    assert opened.plan.workspace_bytes == functions + 4 * planes * width
+    every = open_artifact(artifact).plan.workspace_bytes
+    assert every == functions + usable_cpus() * 4 * planes * width
 
 
 def test_loading_gives_a_loop_with_the_checkpoints_advice(artifact: Path) -> None:
     loop, tokenizer, description = open_artifact(artifact).load()
     assert tokenizer.size == 300
     assert description.name == artifact.name
+    assert description.other_names == (read_manifest(artifact).model.name,)
     advice = description.defaults
     assert (advice.temperature, advice.top_p, advice.top_k) == (0.6, 0.9, 20)
     loop.shutdown()

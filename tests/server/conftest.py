@@ -115,7 +115,9 @@ def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
             loop = EngineLoop(
                 model, schedule, tokenizer_size=len(tokenizer.special_ids) + 256, eos_token_ids=(2,)
             )
-            engine = AsyncMLCEngine.from_parts(loop, tokenizer, ModelDescription("scripted"))
+            engine = AsyncMLCEngine.from_parts(
+                loop, tokenizer, ModelDescription("scripted", other_names=("script",))
+            )
             return stack.enter_context(_running(engine, model, limits, grace_s))
 
         yield start

@@ -192,6 +192,14 @@ def test_prompts_longer_than_the_context(serve: Serve, tokenizer: Tokenizer) -> 
     assert fits.usage is not None and fits.usage.prompt_tokens == 120
 
 
+@pytest.mark.parametrize("name", ["scripted", "script"])
+def test_names_of_the_model(serve: Serve, tokenizer: Tokenizer, name: str) -> None:
+    """Its folder's and its checkpoint's; answers have the first."""
+    server = serve(reply(tokenizer, HELLO))
+    answer = server.client.chat.completions.create(model=name, messages=MESSAGES)
+    assert answer.model == "scripted"
+
+
 def test_unknown_model(serve: Serve, tokenizer: Tokenizer) -> None:
     server = serve(reply(tokenizer, HELLO))
     with pytest.raises(openai.NotFoundError) as caught:
