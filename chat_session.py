@@ -127,13 +127,25 @@ def print_answer(session: Session, turns: list[dict[str, str]], *, quiet: bool =
     """Show an answer as it comes on stdout, then what was measured on stderr."""
     clean = console.plain if sys.stdout.isatty() else str
 
+    shown = False
+
     def show(text: str) -> None:
+        nonlocal shown
+        shown = True
         sys.stdout.write(clean(text))
         sys.stdout.flush()
 
-    answer = session.answer(turns, show)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    def end() -> None:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+    try:
+        answer = session.answer(turns, show)
+    except Exception:
+        if shown:  # the error has a line of its own
+            end()
+        raise
+    end()
     if not quiet:
         console.note(answer.summary())
     return answer

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from ..artifact.errors import CapacityError, EverycastError, RequestError
+from ..artifact.errors import CapacityError, DeviceError, EverycastError, RequestError
 
 logger = logging.getLogger("everycast.server")
 
@@ -44,6 +44,9 @@ def describe(error: BaseException) -> tuple[int, dict[str, dict[str, str | None]
             return 400, error_body(400, str(error), param=error.param)
         case CapacityError():
             return 429, error_body(429, str(error), code="rate_limit_exceeded")
+        case DeviceError():
+            logger.error("%s", error)
+            return 503, error_body(503, "the server's device failed; its log says why")
         case HTTPException():
             return error.status_code, error_body(error.status_code, str(error.detail))
         case _:
