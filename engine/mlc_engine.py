@@ -17,6 +17,7 @@ from .loop import EngineLoop
 from .metrics import EngineMetrics
 from .model_description import ModelDescription
 from .responses import ChatCompletion, ChatCompletionChunk, Completion
+from .sampling_params import SamplingParams
 from .streams import Stream, wait_for_answer
 from .text_engine import TextEngine
 from .tokenizer import Tokenizer
@@ -71,6 +72,12 @@ class Engine:
     def model_names(self) -> tuple[str, ...]:
         """All names that mean this model."""
         return (self.model_name, *self._engine.description.other_names)
+
+    @property
+    def sampling_defaults(self) -> SamplingParams:
+        """What a request that names nothing is sampled with: the makers' advice, where the
+        checkpoint has any."""
+        return self._engine.description.defaults
 
     @property
     def tokenizer(self) -> Tokenizer:

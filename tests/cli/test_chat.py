@@ -3,8 +3,14 @@
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from everycast.chat_session import Session
+from everycast.engine.sampling_params import SamplingParams
 from fake_machine import FakeMachine, Run, echo, make_tokenizer
 
 
@@ -71,3 +77,41 @@ def test_a_request_error_of_the_engine(run: Run, machine: FakeMachine) -> None:
     result = run("chat", "m", "--prompt", "a" * 300)
     assert result.code == 2 and "256" in result.err.splitlines()[-1]
     assert run("chat", "m", "--prompt", "a", "--temperature", "-1").code == 2
+
+
+class StubEngine:
+    """Answers nothing, and keeps what it was asked."""
+
+    tokenizer = SimpleNamespace(config=SimpleNamespace(chat_templates={"default": ""}))
+
+    def __init__(self, defaults: SamplingParams) -> None:
+        self.sampling_defaults = defaults
+        self.requests: list[dict[str, Any]] = []
+        self.chat = SimpleNamespace(completions=self)
+
+    def create(self, **request: Any) -> "EmptyStream":
+        self.requests.append(request)
+        return EmptyStream()
+
+
+class EmptyStream(nullcontext[None]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("defaults", "options", "sampled_with"),
+    [
+        (SamplingParams(), {"temperature": None, "seed": None}, (0.6, 0.9)),
+        (SamplingParams(), {"temperature": 0}, (0, None)),
+        (SamplingParams(), {"temperature": 1.0}, (1.0, None)),
+        (SamplingParams(temperature=0.7, top_k=20), {"temperature": None}, (None, None)),
+    ],
+)
+def test_only_where_nobody_says_how_to_sample_chat_does(
+    defaults: SamplingParams, options: dict[str, Any], sampled_with: tuple[Any, Any]
+) -> None:
+    engine: Any = StubEngine(defaults)
+    Session(engine, None, options).answer([{"role": "user", "content": "hi"}])
+    (request,) = engine.requests
+    assert (request.get("temperature"), request.get("top_p")) == sampled_with
