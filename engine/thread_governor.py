@@ -8,6 +8,7 @@ whether fewer threads are faster is not guessed but tried, for a few steps.
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 try:
     import resource
@@ -17,11 +18,16 @@ except ImportError:  # Windows: nothing is counted there, so all threads always
 MOST_GOVERNED_TOKENS = 64
 """Longer steps compute long enough between two meetings that more threads are never slower."""
 _WINDOW = 8
-"""Steps with the same number of tokens by which a number of threads is judged."""
+"""Steps with the same number of tokens by which a number of threads is judged, and how many CPUs
+lost within them tell that others want these."""
 _BETTER = 0.9
 """Another number of threads is kept if it takes at most this part of the time."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
-"""Seconds from a trial that changed nothing to the next: each is twice as long as the last."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 4.0
+"""Seconds from a trial that changed nothing to the next that is like it: each is twice as long as
+the last."""
+
+_Direction = Literal["down", "up"]
+"""Half the threads, or twice as many."""
 
 
 class ThreadGovernor:
@@ -40,11 +46,12 @@ class ThreadGovernor:
         self._clock, self._preemptions = clock, preemptions or _preemptions
         self._running = self._settled = most
         """Threads of the last step, and of small steps that are no trial."""
-        self._settled_seconds: float | None = None
-        """During a trial: what the window before it took."""
+        self._trial: _Direction | None = None
+        self._settled_seconds = 0.0
+        """During a trial: what a step took before it."""
         self._size = 0
-        self._was_up = False
-        self._pause, self._next_trial = _FIRST_PAUSE, 0.0
+        self._next_trial: dict[_Direction, float] = {"down": 0.0, "up": 0.0}
+        self._pause: dict[_Direction, float] = {"down": _FIRST_PAUSE, "up": _FIRST_PAUSE}
         self._steps, self._seconds, self._preemptions_before = 0, 0.0, 0
         self._start_window()
 
@@ -55,51 +62,57 @@ class ThreadGovernor:
             step()
             return
         if num_tokens != self._size:
-            self._size, self._settled_seconds = num_tokens, None
+            self._size, self._trial = num_tokens, None
             self._start_window()
-        if self._settled_seconds is None:
+        if self._trial is None:
             self._use(self._settled)
         start = self._clock()
         step()
         now = self._clock()
         self._steps, self._seconds = self._steps + 1, self._seconds + now - start
-        if self._settled_seconds is not None:
-            self._judge(self._settled_seconds, now)
-        elif self._steps == _WINDOW:
+        if self._trial is not None:
+            self._judge(self._trial, now)
+        else:
             self._consider(now)
 
     def _consider(self, now: float) -> None:
-        """After a window: begin a trial if there is a reason and the last is long enough ago, or
-        nobody has wanted the CPUs since."""
+        """After a window, or as soon as enough CPUs were lost in it: begin a trial if there is a
+        reason and the last one like it is long enough ago."""
         preemptions = self._preemptions() - self._preemptions_before
-        if now >= self._next_trial or not preemptions:
-            candidate = self._candidate(contended=preemptions >= _WINDOW)
-            if candidate is not None:
-                self._settled_seconds = self._seconds
-                self._use(candidate)
+        if not preemptions and self._settled == self._most:
+            self._start_window()  # quick steps before the slow ones would hide how slow these are
+            return
+        is_contended = preemptions >= _WINDOW
+        if self._steps < _WINDOW and not is_contended:
+            return
+        if is_contended and self._settled > 1 and now >= self._next_trial["down"]:
+            self._begin("down", self._settled // 2)
+        elif self._settled < self._most and (now >= self._next_trial["up"] or not preemptions):
+            self._begin("up", min(2 * self._settled, self._most))
         self._start_window()
 
-    def _candidate(self, *, contended: bool) -> int | None:
-        """Half the threads or twice as many; by turns, where both are worth a trial."""
-        up = min(2 * self._settled, self._most) if self._settled < self._most else None
-        down = self._settled // 2 if contended and self._settled > 1 else None
-        if up is None or down is None:
-            return up or down
-        self._was_up = not self._was_up
-        return up if self._was_up else down
+    def _begin(self, trial: _Direction, threads: int) -> None:
+        self._trial, self._settled_seconds = trial, self._seconds / self._steps
+        self._use(threads)
 
-    def _judge(self, settled_seconds: float, now: float) -> None:
-        """During a trial: end it after a window, or once it cannot be won any more."""
-        is_lost = self._seconds > _BETTER * settled_seconds
+    def _judge(self, trial: _Direction, now: float) -> None:
+        """During a trial: end it after a window, or when half of one or more is too slow."""
+        allowed = _BETTER * self._settled_seconds * max(self._steps, _WINDOW // 2)
+        is_lost = self._seconds > allowed
         if not is_lost and self._steps < _WINDOW:
             return
         if is_lost:
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._next_trial[trial] = now + self._pause[trial]
+            self._pause[trial] = min(2 * self._pause[trial], _LONGEST_PAUSE)
         else:
-            self._settled, self._pause = self._running, _FIRST_PAUSE
-        # A trial that was won has another at once: what has changed may have changed more.
-        self._next_trial = now + self._pause if is_lost else now
-        self._settled_seconds = None
+            # Another may follow at once: what has changed may have changed more. But up again only
+            # after a while, unless nobody wants the CPUs any more.
+            self._settled = self._running
+            self._next_trial = {"down": now, "up": now}
+            if trial == "down":
+                self._next_trial["up"] += _FIRST_PAUSE
+            self._pause = {"down": _FIRST_PAUSE, "up": _FIRST_PAUSE}
+        self._trial = None
         self._start_window()
 
     def _use(self, threads: int) -> None:

@@ -67,6 +67,39 @@ def test_busy_cpus_bring_the_threads_down_and_idle_ones_up_again(cpus: int) -> N
     assert set(machine.run_for(1)) == {cpus}
 
 
+@pytest.mark.parametrize(("cpus", "slow_steps"), [(2, 4), (4, 2), (8, 1)])
+def test_as_soon_as_enough_cpus_were_lost_fewer_threads_are_tried(
+    cpus: int, slow_steps: int
+) -> None:
+    machine = Machine(cpus)
+    machine.run_for(1)
+    machine.is_busy = True
+    used = machine.run_for(2)
+    assert set(used[:slow_steps]) == {cpus}
+    assert set(used[slow_steps : slow_steps + 8]) == {cpus // 2}
+
+
+def test_after_coming_down_all_threads_are_not_tried_at_once() -> None:
+    machine = Machine(2)
+    machine.is_busy = True
+    used = machine.run_for(0.6)
+    first = used.index(1)
+    # A trial, and half a second in steps of one thread.
+    assert set(used[first : first + int(0.5 / (1.5 * STEP))]) == {1}
+
+
+@given(st.lists(st.integers(0, 7), max_size=60))
+def test_single_lost_cpus_on_a_quiet_machine_are_no_reason(lost: list[int]) -> None:
+    """lost: CPUs lost in each 8 steps, one after the other; the steps with them are slow."""
+    machine = Machine(4)
+    for count in lost:
+        for i in range(8):
+            if i < count:
+                machine.preemptions += 1
+                machine.now += 0.01
+            assert machine.run() == 4
+
+
 def test_long_steps_have_all_threads() -> None:
     machine = Machine(2)
     machine.is_busy = True
