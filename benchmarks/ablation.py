@@ -27,6 +27,9 @@ from .workers import Worker
 from .works import Work, parse_works
 
 WORKS = "decode,decode_4096,prefill_512,batch_8"
+SMALL_PAGES = "4 kB pages"
+HUGE_PAGES = "on huge pages"
+"""Key of the samples that say how many bytes of a worker lie there."""
 _PR_SET_THP_DISABLE = 41
 _SMALL_PAGES = (
     "import ctypes, os, sys; "
@@ -38,9 +41,11 @@ _SMALL_PAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """`change` runs in the process that compiles, before it does."""
+    """`schedule` are parameters that all linear kernels have, whatever is their default or was
+    found by tuning; `change` runs in the process that compiles, before it does."""
 
     name: str
+    schedule: Mapping[str, int] = field(default_factory=dict)
     change: Callable[[], None] | None = None
     target: str = "cpu"
     activations: str = "int8"
@@ -49,39 +54,35 @@ class Variant:
     """Command that runs the worker's command."""
 
 
-def _tiles_of_one() -> None:
-    from ..schedules.cpu.isa import CpuIsa
-
-    CpuIsa.largest_tile = lambda self, terms: 1  # type: ignore[method-assign]
-    _no_pairs()
-
-
-def _no_pairs() -> None:
-    from ..schedules.cpu.isa import CpuIsa
-
-    CpuIsa.pair_tile = lambda self, terms: 0  # type: ignore[method-assign]
-
-
-def _no_prefetch() -> None:
-    from ..schedules.cpu.linear_schedule import LinearSchedule
-
-    LinearSchedule.prefetch_bytes = lambda self, tokens: 0  # type: ignore[method-assign]
-
-
 def _no_splits() -> None:
     from ..schedules.cpu import attention
 
     attention._MAX_SPLITS = 1
 
 
+def change_schedules(values: Mapping[str, int]) -> None:
+    """Give all schedules of linear kernels these values, from now on in this process."""
+    from ..schedules.cpu.linear_schedule import LinearSchedule
+
+    check = LinearSchedule.__post_init__
+
+    def change_and_check(schedule: LinearSchedule) -> None:
+        for name, value in values.items():
+            object.__setattr__(schedule, name, value)
+        check(schedule)
+
+    LinearSchedule.__post_init__ = change_and_check  # type: ignore[method-assign]
+
+
+_NO_PAIRS = {"pair_tokens": 0}
 VARIANTS = (
     Variant(OURS),
     Variant("a parallel region for each operator", build_environment={"EVERYCAST_ONE_REGION": "0"}),
-    Variant("4 kB pages", prefix=(sys.executable, "-S", "-c", _SMALL_PAGES)),
-    Variant("no prefetch of weights", _no_prefetch),
-    Variant("no tiles of two blocks of rows", _no_pairs),
-    Variant("tiles of one token", _tiles_of_one),
-    Variant("a context is one thread's", _no_splits),
+    Variant(SMALL_PAGES, prefix=(sys.executable, "-S", "-c", _SMALL_PAGES)),
+    Variant("no prefetch of weights", {"prefetch_one": 0, "prefetch_few": 0, "prefetch_many": 0}),
+    Variant("no tiles of two blocks of rows", _NO_PAIRS),
+    Variant("tiles of one token", {"tile_tokens": 1, "unpack_tokens": 0, **_NO_PAIRS}),
+    Variant("a context is one thread's", change=_no_splits),
     Variant("AVX2 instead of AVX-512", target="cpu:x86-64-v3"),
     Variant("activations mixed", activations="mixed"),
     Variant("activations int16", activations="int16"),
@@ -93,6 +94,7 @@ def build(variant: int, gguf: Path, folder: Path) -> None:
     """Compile VARIANTS[variant]; for a process of its own, which its changes are for."""
     chosen = VARIANTS[variant]
     os.environ.update(chosen.build_environment)
+    change_schedules(chosen.schedule)
     if chosen.change is not None:
         chosen.change()
     request = BuildRequest(
@@ -104,7 +106,8 @@ def build(variant: int, gguf: Path, folder: Path) -> None:
 def measure(
     gguf: Path, folder: Path, works: tuple[Work, ...], rounds: int, threads: int
 ) -> Samples:
-    """Compile every variant and time each work on each; figures are tokens a second."""
+    """Compile every variant and time each work on each; figures are tokens a second, and of
+    HUGE_PAGES bytes."""
     context = multiprocessing.get_context("spawn")
     names = ",".join(work.name for work in works)
     samples = Samples()
@@ -131,14 +134,18 @@ def measure(
                 return Worker(name, command, environment)
 
             engines[variant.name] = LoadedEngine(start, stack)
+        if engines[SMALL_PAGES].worker.memory().on_huge_pages:
+            raise SystemExit(f"the system gives huge pages to the worker of {SMALL_PAGES!r} too")
         run_rounds(engines, works, rounds, samples, console.note)
+        for name, engine in engines.items():
+            samples.figures[HUGE_PAGES][name].append(engine.worker.memory().on_huge_pages)
     return samples
 
 
 def table(samples: Samples, works: tuple[Work, ...]) -> str:
-    """Markdown: tokens a second of each variant, and the whole divided by it."""
-    lines = [f"| without | {' | '.join(work.name for work in works)} |", "|---" * (len(works) + 1)]
-    lines[1] += "|"
+    """Markdown: tokens a second of each variant, and the whole divided by it; MB on huge pages."""
+    heads = ["without", *(work.name for work in works), HUGE_PAGES]
+    lines = [f"| {' | '.join(heads)} |", f"{'|---' * len(heads)}|"]
     medians = {
         work.name: {
             name: statistics.median(figures) for name, figures in samples.figures[work.name].items()
@@ -150,6 +157,8 @@ def table(samples: Samples, works: tuple[Work, ...]) -> str:
         for work in works:
             own, whole = (medians[work.name][name] for name in (variant.name, OURS))
             cells.append(f"{own:.4g}" if variant.name == OURS else f"{own:.4g} ({whole / own:.2f})")
+        (num_bytes,) = samples.figures[HUGE_PAGES][variant.name]
+        cells.append(f"{num_bytes / 1e6:.0f} MB")
         name = "nothing: all of it" if variant.name == OURS else variant.name
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -25,6 +25,8 @@ REST_S = 0.1
 """Time for the other workers' threads to fall asleep: thread pools spin for a while after work."""
 ANSWER_TIMEOUT_S = 900.0
 _END_TIMEOUT_S = 10.0
+_HUGE = ("AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Shared_Hugetlb", "Private_Hugetlb")
+"""What Linux counts of them; older versions have fewer of these."""
 _REASON = re.compile(r"error|assert|cannot|failed", re.IGNORECASE)
 
 
@@ -43,10 +45,11 @@ class WorkRefusedError(BenchError):
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes of a process: the most that was ever resident, and now with shared pages divided
-    among those who share them."""
+    among those who share them; and what of it now lies on huge pages."""
 
     peak_rss: int
     pss: int
+    on_huge_pages: int
 
 
 class Worker:
@@ -116,7 +119,8 @@ class Worker:
         try:
             status = (folder / "status").read_text()
             rollup = (folder / "smaps_rollup").read_text()
-            return Memory(_kilobytes(status, "VmHWM"), _kilobytes(rollup, "Pss"))
+            huge = sum(_kilobytes(rollup, key) for key in _HUGE if f"{key}:" in rollup)
+            return Memory(_kilobytes(status, "VmHWM"), _kilobytes(rollup, "Pss"), huge)
         except (OSError, LookupError) as error:
             raise WorkRefusedError(
                 f"memory of {self.name} cannot be read on this system: {error}"
