@@ -94,16 +94,16 @@ class Line:
     def served(
         self, works: Sequence[Work], servers: Sequence[Installed], stack: ExitStack, note: Note
     ) -> dict[str, Contender]:
-        """Servers under load, ours first, with a place for each client; a peer's that does not
-        start is named and left out."""
+        """Servers under load, ours first, with a place for each client and keys and values of as
+        many tokens; a peer's that does not start is named and left out."""
         slots = max(work.streams for work in works)
+        context = slots * max(256, *(work.context for work in works))
         serve = [sys.executable, "-P", "-m", "everycast.cli", "serve", str(self.artifact)]
-        options = ["--device", self.device, "--quiet"]
+        options = ["--device", self.device, "--max-total-seq-length", str(context), "--quiet"]
         server = Server(
             OURS, lambda port: [*serve, "--port", str(port), *options], self._environment
         )
         engines: dict[str, Contender] = {OURS: ServedEngine(stack.enter_context(server))}
-        context = slots * max(256, *(work.context for work in works))
         for installed in servers:
             peer = installed.peer
             for variant in peer.variants:
