@@ -7,6 +7,7 @@ the tokens, which alone come back.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -47,8 +48,12 @@ class DeviceRunner:
         self._query_tile: int = metadata["query_tile"]
         layers, _, *page = metadata["page_shape"]
         self._page_shape, self._kv_dtype = (layers, num_pages, *page), metadata["kv_dtype"]
-        self._pages = memory.empty(self._page_shape, self._kv_dtype)
+        self._page_tensors = [
+            memory.empty(self._page_shape, self._kv_dtype) for _ in range(info.page_tensors)
+        ]
         self._clear_pages()
+        several = info.page_tensors > 1
+        self._pages: Any = as_tuple(self._page_tensors) if several else self._page_tensors[0]
         self._inputs = DeviceBlock(memory)
 
     def execute(self, step: StepInput) -> None:
@@ -106,27 +111,32 @@ class DeviceRunner:
     def copy_pages(self, sources: list[int], targets: list[int]) -> None:
         """See `ModelRunner.copy_pages`."""
         for source, target in zip(sources, targets, strict=True):
-            for layer in range(self._page_shape[0]):
-                self._memory.copy(self._page(layer, source), self._page(layer, target))
+            for tensor in self._page_tensors:
+                for layer in range(self._page_shape[0]):
+                    self._memory.copy(
+                        self._page(tensor, layer, source), self._page(tensor, layer, target)
+                    )
 
     def close(self) -> None:
         """Give weights and pages back."""
-        del self._parameters, self._pages, self._inputs, self._hidden, self._sampling
+        del self._parameters, self._pages, self._page_tensors, self._inputs, self._hidden
+        del self._sampling
 
-    def _page(self, layer: int, page: int) -> Tensor:
+    def _page(self, tensor: Tensor, layer: int, page: int) -> Tensor:
         _, num_pages, *shape = self._page_shape
         num_bytes = self._bytes(shape)
         offset = (layer * num_pages + page) * num_bytes
-        return self._memory.view(self._pages, shape, self._kv_dtype, offset)
+        return self._memory.view(tensor, shape, self._kv_dtype, offset)
 
     def _clear_pages(self) -> None:
         """Attention multiplies what it must not see by zero: it has to be a number."""
         layers, *shape = self._page_shape
         num_bytes = self._bytes(shape)
         zeros = as_tensor(huge_array(num_bytes))
-        for layer in range(layers):
-            view = self._memory.view(self._pages, (num_bytes,), "uint8", layer * num_bytes)
-            self._memory.copy(zeros, view)
+        for tensor in self._page_tensors:
+            for layer in range(layers):
+                view = self._memory.view(tensor, (num_bytes,), "uint8", layer * num_bytes)
+                self._memory.copy(zeros, view)
 
     def _bytes(self, shape: Sequence[int]) -> int:
         return math.prod(shape) * numpy_dtype(self._kv_dtype).itemsize

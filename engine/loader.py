@@ -77,7 +77,9 @@ class OpenArtifact:
         `progress(done, total)` is called with bytes if weights must be packed first.
         """
         tokenizer = Tokenizer.from_folder(self.folder)
-        description = ModelDescription(self.folder.name, _defaults(self.chat_config, self.info))
+        defaults = _defaults(self.chat_config, self.info)
+        names = (self.manifest.model.name,)
+        description = ModelDescription(self.folder.name, defaults, names)
         limits = self.config.resolve(self.info, self.plan.num_pages)
         loop = EngineLoop(
             self.runner(progress),
@@ -231,9 +233,9 @@ def plan_for(
         config,
         info,
         weight_bytes=read_parameters(library.metadata)[1],
-        workspace_bytes=_workspace_bytes(library.metadata),
+        workspace_bytes=_workspace_bytes(library.metadata, config.num_threads or usable_cpus()),
         available_bytes=_available_bytes(memory),
-        max_tensor_bytes=None if memory is None else memory.max_tensor_bytes(),
+        max_page_bytes=_max_page_bytes(info, memory),
     )
     if plan.num_tokens < config.kv_tokens(info):
         logger.warning(
@@ -242,6 +244,12 @@ def plan_for(
             plan.num_tokens,
         )
     return plan
+
+
+def _max_page_bytes(info: ModelInfo, memory: DeviceMemory | None) -> int | None:
+    """Bytes that the tensors of KV pages may have together; None if nothing limits them."""
+    limit = None if memory is None else memory.max_tensor_bytes()
+    return None if limit is None else info.page_tensors * limit
 
 
 def _available_bytes(memory: DeviceMemory | None) -> int:
@@ -298,11 +306,17 @@ def _read_chat_config(folder: Path) -> dict[str, Any]:
 
 def _limits(metadata: Mapping[str, Any]) -> Limits:
     layers, _, *rest = metadata["page_shape"]
-    page_bytes = layers * math.prod(rest) * numpy_dtype(metadata["kv_dtype"]).itemsize
+    page_bytes = math.prod((_page_tensors(metadata), layers, *rest))
+    page_bytes *= numpy_dtype(metadata["kv_dtype"]).itemsize
     return Limits(
         metadata["prefill_chunk_size"], metadata["max_num_sequence"], metadata["page_size"],
         page_bytes,
     )  # fmt: skip
+
+
+def _page_tensors(metadata: Mapping[str, Any]) -> int:
+    number: int = metadata.get("page_tensors", 1)  # those that can have but one need not say
+    return number
 
 
 def model_info(metadata: Mapping[str, Any]) -> ModelInfo:
@@ -313,15 +327,18 @@ def model_info(metadata: Mapping[str, Any]) -> ModelInfo:
         context_window_size=metadata["context_window_size"],
         page_size=limits.page_size,
         page_bytes=limits.page_bytes,
+        page_tensors=_page_tensors(metadata),
         prefill_chunk_size=limits.prefill_chunk_size,
         max_num_sequence=limits.max_num_sequence,
     )
 
 
-def _workspace_bytes(metadata: Mapping[str, Any]) -> int:
-    """Forward and logits run one after the other, but the allocator keeps both."""
+def _workspace_bytes(metadata: Mapping[str, Any], num_threads: int) -> int:
+    """Forward and logits run one after the other, but the allocator keeps both. On a CPU each
+    thread that draws tokens has scratch memory, float32."""
     memory: dict[str, int] = metadata["function_memory_bytes"]
-    return memory.get("forward", 0) + memory.get("logits", 0)
+    scratch = math.prod(metadata.get("sampling_workspace", (0,))) * 4
+    return memory.get("forward", 0) + memory.get("logits", 0) + num_threads * scratch
 
 
 def _defaults(chat_config: Mapping[str, Any], info: ModelInfo) -> SamplingParams:

@@ -44,18 +44,18 @@ class MemoryPlan:
 
 def plan_memory(
     config: EngineConfig, info: ModelInfo, *, weight_bytes: int, workspace_bytes: int,
-    available_bytes: int, max_tensor_bytes: int | None = None,
+    available_bytes: int, max_page_bytes: int | None = None,
 ) -> MemoryPlan:  # fmt: skip
-    """Fit weights, workspace and as many KV pages as the config wants into `available_bytes`; the
-    pages are one tensor, which has at most `max_tensor_bytes`.
+    """Fit weights, workspace and as many KV pages as the config wants into `available_bytes`;
+    the pages have at most `max_page_bytes`.
 
     Raises CapacityError, naming both numbers, if the weights do not fit, or not the number of
     tokens that was asked for by name; tokens nobody asked for are reduced to what fits.
     """
     fixed = weight_bytes + workspace_bytes + _RESERVE_BYTES
     left = available_bytes - fixed
-    if max_tensor_bytes is not None:
-        left = min(left, max_tensor_bytes)
+    if max_page_bytes is not None:
+        left = min(left, max_page_bytes)
     if left < info.page_bytes:
         raise CapacityError(
             f"the model needs {_megabytes(fixed)} for weights and workspace, but only "

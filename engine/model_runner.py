@@ -20,6 +20,8 @@ class ModelInfo:
     """Most tokens in one step (a limit compiled into the library)."""
     max_num_sequence: int
     """Most sequences in one step (a limit compiled into the library)."""
+    page_tensors: int = 1
+    """In how many tensors the KV pages lie; they divide the layers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tvm.relax.frontend import nn
 
 from . import operators as ops
 from .config import DecoderConfig
-from .decoder import DecoderForCausalLM, KVState
+from .decoder import DecoderForCausalLM, KVState, page_shape
 from .paged_attention import PAGE_SIZE
 
 CREATE_STATE = "create_tir_paged_kv_cache"
@@ -25,20 +25,6 @@ class ChatState(nn.Object):
 
     def __init__(self, _expr: relax.Expr, _name: str = "kv_state") -> None:
         super().__init__(_expr=_expr, _name=_name)
-
-
-class _LayerPages(KVState):
-    """Pages that are a tensor for each layer, as a buffer that a browser binds may not be large."""
-
-    def __init__(self, pages: list[nn.Tensor], *rest: Any) -> None:
-        super().__init__(pages[0], *rest)
-        self.all_pages = pages
-
-    def layer_pages(self, layer: int) -> tuple[nn.Tensor, int]:
-        return self.all_pages[layer], 0
-
-    def replace_pages(self, layer: int, pages: nn.Tensor) -> None:
-        self.all_pages[layer] = pages
 
 
 class ChatDecoder(DecoderForCausalLM):
@@ -58,7 +44,7 @@ class ChatDecoder(DecoderForCausalLM):
             ops.rotary_table(positions, freq.inv_freq, rope.attention_factor)
             for freq, rope in zip(self.rope, self.config.ropes, strict=True)
         ]
-        kv = _LayerPages(
+        kv = KVState(
             _pages(kv_state, self.config, self.kv_dtype), tables, positions, tiles, slots, tables_
         )
         x = nn.op.reshape(input_embed, (num_tokens, hidden))
@@ -117,7 +103,7 @@ def _step_inputs(state: ChatState, num_tokens: Any) -> list[nn.Tensor]:
 
 
 def _pages(state: ChatState, config: DecoderConfig, dtype: str) -> list[nn.Tensor]:
-    shape = [1, _size("num_pages"), 2 * config.num_key_value_heads, PAGE_SIZE * config.head_dim]
+    shape = page_shape(config, _size("num_pages"), config.num_hidden_layers)
     type_ = relax.TensorType(dtype=dtype, ndim=len(shape))
     name = "everycast.kv_state_pages"
     return [

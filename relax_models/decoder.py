@@ -13,12 +13,19 @@ from .layers import Embedding, Linear, RMSNorm
 from .paged_attention import PAGE_SIZE
 
 
+def page_shape(config: DecoderConfig, num_pages: Any, page_tensors: int) -> list[Any]:
+    """[layers, num_pages, …] of each of the tensors that keys and values lie in."""
+    rows, width = 2 * config.num_key_value_heads, PAGE_SIZE * config.head_dim
+    return [config.num_hidden_layers // page_tensors, num_pages, rows, width]
+
+
 class KVState:
-    """What attention needs beside q, k and v. The pages are replaced after every append."""
+    """What attention needs beside q, k and v. The pages, in tensors of as many layers each, are
+    replaced after every append."""
 
     def __init__(
         self,
-        pages: nn.Tensor,
+        pages: list[nn.Tensor],
         block_tables: nn.Tensor,
         positions: nn.Tensor,
         query_tiles: nn.Tensor,
@@ -34,11 +41,18 @@ class KVState:
 
     def layer_pages(self, layer: int) -> tuple[nn.Tensor, int]:
         """The pages with a layer's keys and values, and its number among the layers in them."""
-        return self.pages, layer
+        tensor, number = divmod(layer, self._layers)
+        return self.pages[tensor], number
 
     def replace_pages(self, layer: int, pages: nn.Tensor) -> None:
         """What `layer_pages` gives from now on."""
-        self.pages = pages
+        self.pages[layer // self._layers] = pages
+
+    @property
+    def _layers(self) -> int:
+        """Layers of a tensor."""
+        layers: int = self.pages[0].shape[0]
+        return layers
 
 
 class Attention(nn.Module):
@@ -145,10 +159,15 @@ class RotaryFrequencies(nn.Module):
 
 
 class DecoderForCausalLM(nn.Module):
-    """The model as a library exports it: `forward` for a ragged batch, `logits` for chosen rows."""
+    """The model as a library exports it: `forward` for a ragged batch, `logits` for chosen rows.
 
-    def __init__(self, config: DecoderConfig, *, kv_dtype: str = "float16") -> None:
-        self.config, self.kv_dtype = config, kv_dtype
+    Its keys and values lie in `page_tensors` tensors, which divide the layers.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, *, kv_dtype: str = "float16", page_tensors: int = 1
+    ) -> None:
+        self.config, self.kv_dtype, self.page_tensors = config, kv_dtype, page_tensors
         self.model = DecoderModel(config)
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size)
@@ -161,18 +180,22 @@ class DecoderForCausalLM(nn.Module):
         slots: nn.Tensor,
         query_tiles: nn.Tensor,
         block_tables: nn.Tensor,
-        pages: nn.Tensor,
-    ) -> tuple[nn.Tensor, nn.Tensor]:
-        """Hidden states before the last norm, [m, hidden_size] float32, and the pages."""
+        pages: nn.Tensor | list[nn.Tensor],
+    ) -> tuple[nn.Tensor, nn.Tensor | list[nn.Tensor]]:
+        """Hidden states before the last norm, [m, hidden_size] float32, and the pages: a tensor, or
+        a list if there are several."""
         tables = [
             ops.rotary_table(positions, freq.inv_freq, rope.attention_factor)
             for freq, rope in zip(self.rope, self.config.ropes, strict=True)
         ]
-        kv = KVState(pages, block_tables, positions, query_tiles, slots, tables)
+        several = isinstance(pages, list)
+        kv = KVState(
+            list(pages) if several else [pages], block_tables, positions, query_tiles, slots, tables
+        )
         x = ops.embedding(input_ids, self.model.embed_tokens, self.config.embedding_scale)
         for layer in self.model.layers:
             x = layer(x, kv)
-        return x, kv.pages
+        return x, kv.pages if several else kv.pages[0]
 
     def logits(self, hidden: nn.Tensor, rows: nn.Tensor) -> nn.Tensor:
         """Logits of the tokens `rows`: [m, hidden_size], [r] int32 → [r, vocab_size] float32."""
@@ -184,12 +207,10 @@ class DecoderForCausalLM(nn.Module):
     def spec(self) -> Any:
         """Inputs of the exported functions, for `export_tvm`."""
         config, mode = self.config, {"param_mode": "plain", "effect_mode": "none"}
-        page = [
-            config.num_hidden_layers,
-            "num_pages",
-            2 * config.num_key_value_heads,
-            PAGE_SIZE * config.head_dim,
-        ]
+        page = page_shape(config, "num_pages", self.page_tensors)
+        pages = nn.spec.Tensor(page, self.kv_dtype)
+        if self.page_tensors > 1:
+            pages = [pages] * self.page_tensors
         return nn.spec.ModuleSpec.from_raw(
             {
                 "forward": {
@@ -198,7 +219,7 @@ class DecoderForCausalLM(nn.Module):
                     "slots": nn.spec.Tensor(["num_tokens"], "int32"),
                     "query_tiles": nn.spec.Tensor(["num_tiles", 3], "int32"),
                     "block_tables": nn.spec.Tensor(["num_sequences", "num_blocks"], "int32"),
-                    "pages": nn.spec.Tensor(page, self.kv_dtype),
+                    "pages": pages,
                     "$": mode,
                 },
                 "logits": {

@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,7 +31,7 @@ from ..artifact.manifest import (
     read_manifest,
     write_manifest,
 )  # fmt: skip
-from ..artifact.tensor_cache import TensorCacheReader, TensorCacheWriter
+from ..artifact.tensor_cache import TensorCacheReader, TensorCacheWriter, list_in_parts
 from ..quant_schemes.scheme import DEFAULT_SCHEME, bits_per_weight, num_bytes
 from ..relax_models.checkpoint.resolve import HUB_PREFIX, is_named, open_checkpoint
 from ..relax_models.checkpoint.source import Checkpoint
@@ -42,6 +42,7 @@ from ..relax_models.registry import load_config, weight_map
 from ..relax_models.weights import WeightSource
 from .chat_config import CHAT_CONFIG_JSON, chat_config, sampling_advice
 from .client_config import client_config
+from .gpu import tuned_for
 from .library import BuiltLibrary, build_library, config_hash
 from .target import TARGETS, CompileTarget, find_target
 from .weights import WeightPlan, plan_weights, rope_parameters, stored_tensors
@@ -66,6 +67,8 @@ class BuildRequest:
     activations: str = "auto"
     context_window_size: int | None = None
     dump_ir: Path | None = None
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """Kind of device → the name of the one in tuning records that its library is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ def compile_model(request: BuildRequest, report: Report) -> Path:
     target = None
     if request.target is not None:
         target = find_target(request.target, activations=request.activations)
+        if target.name in request.devices:
+            target = tuned_for(target, request.devices[target.name])
     source = open_source(request, report)
     folder = request.output / f"{source.name}-{source.plan.quantization}"
     known = _reusable(folder, source)
@@ -214,6 +219,7 @@ def _build_all(
             stop.set()
     manifest = _manifest(folder, source)
     if target is not None and library is not None:
+        _list_weights_for(library, folder)
         manifest = _with_library(manifest, folder, request, target, library)
     write_manifest(folder, manifest)
 
@@ -255,6 +261,12 @@ def _compile(
     return built
 
 
+def _list_weights_for(library: BuiltLibrary, folder: Path) -> None:
+    """The hashes in the manifest stay right: they are those of whole tensors."""
+    if library.row_parts is not None:
+        list_in_parts(folder, library.row_parts)
+
+
 def _library_name(request: BuildRequest, target: CompileTarget) -> str:
     assert request.target is not None
     return f"lib/{request.target.replace(':', '-')}.{target.library_suffix}"
@@ -270,6 +282,7 @@ def _add_library(
         (folder / "lib").mkdir(exist_ok=True)
         os.replace(temporary / name, folder / name)
     shutil.rmtree(folder / ".building", ignore_errors=True)
+    _list_weights_for(library, folder)
     write_manifest(folder, _with_library(manifest, folder, request, target, library))
 
 

@@ -1,7 +1,7 @@
 """What all GPU targets share: kernels from `schedules/gpu`, a host part on LLVM, one library."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,21 @@ from ..relax_models.paged_attention import PAGE_SIZE
 from ..schedules.gpu.attention import tiling
 from ..schedules.gpu.attention_block import AttentionShape
 from ..schedules.gpu.limits import GpuLimits
+from ..schedules.gpu.linear_operator import LinearOperator
+from ..schedules.gpu.linear_schedule import LinearSchedule, default_schedule
 from ..schedules.gpu.lowering import gpu_handlers, has_float32_pages
 from ..schedules.gpu.sampling import sampling_functions
+from ..schedules.gpu.tuning.measure import LinearLayer
+from ..schedules.gpu.tuning.records import device_records, tuned_schedule
 from ..schedules.passes.count_unscheduled import count_unscheduled
-from ..schedules.passes.lower_operators import LoweredModel, lower_operators
+from ..schedules.passes.lower_operators import (
+    Handler,
+    LoweredModel,
+    Lowering,
+    lower_operators,
+)
 from ..schedules.pipeline import GPU_TIR_PIPELINE
+from ..schedules.tuning.records import Records
 from .linker import Linker, find_linker
 from .target import CompileTarget
 
@@ -93,9 +103,40 @@ def gpu_target(
                 "shared_bytes_per_block": limits.shared_bytes,
             },
         },
+        # Devices limit how large a tensor may be that kernels take.
+        page_tensors=lambda config: config.num_hidden_layers,
         model_constants=lambda config: {"query_tile": query_tile(config, limits)},
         sampling_functions=lambda vocab_size: sampling_functions(vocab_size, limits),
+        limits=limits,
     )
+
+
+def tuned_for(target: CompileTarget, device: str) -> CompileTarget:
+    """The target with linear layers as tuning found them best on the devices of this name
+    (`schedules/tuning/records.py`); CompileError if its records cannot be read."""
+    assert target.limits is not None
+    limits, records = target.limits, device_records(device)
+    return replace(
+        target, lower=lambda module, names: lower_for_gpu(module, names, limits, records)
+    )
+
+
+def linear_layers(
+    module: tvm.IRModule, names: Sequence[str], target: CompileTarget
+) -> list[LinearLayer]:
+    """The different linear layers of a model for a target of `gpu_target`, those first that read
+    the most weights."""
+    assert target.limits is not None
+    found: dict[LinearLayer, None] = {}
+
+    def choose(operator: LinearOperator, limits: GpuLimits) -> LinearSchedule:
+        found.setdefault(LinearLayer(operator, limits))
+        return default_schedule(limits)
+
+    is_exact = has_float32_pages(module)
+    handlers = gpu_handlers(target.limits, is_exact=is_exact, choose=choose)
+    lower_operators(module, names, handlers)
+    return sorted(found, key=lambda layer: -layer.weight_bytes)
 
 
 def refuse_activations(name: str, activations: str) -> None:
@@ -138,13 +179,39 @@ def query_tile(config: DecoderConfig, limits: GpuLimits) -> int:
     return tiling(_attention(config), limits).tokens
 
 
-def lower_for_gpu(module: tvm.IRModule, names: Sequence[str], limits: GpuLimits) -> LoweredModel:
-    """A model with the kernels of a GPU, and the count of those that are not hand-made."""
-    handlers = gpu_handlers(limits, is_exact=has_float32_pages(module))
-    lowered = lower_operators(module, names, handlers)
+def lower_for_gpu(
+    module: tvm.IRModule,
+    names: Sequence[str],
+    limits: GpuLimits,
+    records: Records | None = None,
+) -> LoweredModel:
+    """A model with the kernels of a GPU, as `records` say, and the counts of operators with tuned
+    ones, with those of the target's limits, and with none that are hand-made."""
+    num_tuned, is_tuned = 0, False
+
+    def choose(operator: LinearOperator, limits: GpuLimits) -> LinearSchedule:
+        nonlocal is_tuned
+        schedule = default_schedule(limits)
+        if records is not None:
+            schedule = tuned_schedule(records, operator, limits)
+        is_tuned = is_tuned or schedule != default_schedule(limits)
+        return schedule
+
+    def counted(handler: Handler) -> Handler:
+        def lower(lowering: Lowering, op: Mapping[str, Any], args: Sequence[Any]) -> Any:
+            nonlocal num_tuned, is_tuned
+            is_tuned = False  # an operator may have several kernels
+            lowered = handler(lowering, op, args)
+            num_tuned += is_tuned
+            return lowered
+
+        return lower
+
+    handlers = gpu_handlers(limits, is_exact=has_float32_pages(module), choose=choose)
+    lowered = lower_operators(module, names, {k: counted(h) for k, h in handlers.items()})
     lowered.schedules = {
-        "tuned": 0,
-        "hand": sum(lowered.lowered.values()),
+        "tuned": num_tuned,
+        "hand": sum(lowered.lowered.values()) - num_tuned,
         "default": count_unscheduled(lowered.module),
     }
     return lowered

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ..artifact.hashing import hash_json
 from ..artifact.tensor_format import TensorFormat
 from ..quant_schemes.layers import apply_formats
 from ..relax_models.config import DecoderConfig
-from ..relax_models.decoder import DecoderForCausalLM
+from ..relax_models.decoder import DecoderForCausalLM, page_shape
 from ..relax_models.paged_attention import PAGE_SIZE
 from ..schedules.pipeline import run_pipeline, with_upper_bounds
 from .target import CompileTarget
@@ -31,12 +31,15 @@ class BuiltLibrary:
 
     metadata: dict[str, Any]
     function_memory_bytes: dict[str, int]
+    row_parts: Mapping[str, Sequence[int]] | None = None
+    """Tensors that the library takes in parts, and the rows of each part: the weights must be
+    listed so (`artifact.tensor_parts`). None: it does not matter how they are listed."""
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one KV page over all layers."""
         layers, _, *rest = self.metadata["page_shape"]
-        num_values: int = math.prod((layers, *rest))
+        num_values: int = math.prod((self.metadata["page_tensors"], layers, *rest))
         return num_values * numpy_dtype(self.metadata["kv_dtype"]).itemsize
 
 
@@ -52,7 +55,8 @@ def build_library(
 ) -> BuiltLibrary:
     """Write the library of this model for `target` to `path`."""
     kv_dtype = target.kv_dtype(scheme_dtype)
-    lowered = target.lower(*export_graph(config, formats, kv_dtype))
+    page_tensors = target.page_tensors(config)
+    lowered = target.lower(*export_graph(config, formats, kv_dtype, page_tensors))
     bounds = {
         "num_tokens": PREFILL_CHUNK_SIZE,
         "num_tiles": PREFILL_CHUNK_SIZE,
@@ -65,9 +69,6 @@ def build_library(
         tvm_target = tvm.target.Target(target.spec)
     planned = run_pipeline(bundled, tvm_target, dump_ir=dump_ir)
     memory = planned_bytes(planned)
-    page_shape = [
-        config.num_hidden_layers, -1, 2 * config.num_key_value_heads, PAGE_SIZE * config.head_dim,
-    ]  # fmt: skip
     metadata = {
         "config_hash": config_hash(config),
         "model_type": config.model_type,
@@ -77,7 +78,8 @@ def build_library(
         "max_num_sequence": MAX_NUM_SEQUENCE,
         "page_size": PAGE_SIZE,
         "kv_dtype": kv_dtype,
-        "page_shape": page_shape,
+        "page_tensors": page_tensors,
+        "page_shape": page_shape(config, -1, page_tensors),
         "parameters": [asdict(parameter) for parameter in lowered.parameters],
         "parameters_in_one_buffer": lowered.in_one_buffer,
         "lowered_operators": lowered.lowered,
@@ -108,10 +110,13 @@ def compile_planned(
 
 
 def export_graph(
-    config: DecoderConfig, formats: Mapping[str, TensorFormat], kv_dtype: str
+    config: DecoderConfig,
+    formats: Mapping[str, TensorFormat],
+    kv_dtype: str,
+    page_tensors: int = 1,
 ) -> tuple[tvm.IRModule, list[str]]:
     """The model's functions before any target, and its parameters' names in order."""
-    model = DecoderForCausalLM(config, kv_dtype=kv_dtype)
+    model = DecoderForCausalLM(config, kv_dtype=kv_dtype, page_tensors=page_tensors)
     apply_formats(model, formats)
     module, parameters = model.export_tvm(spec=model.spec())[:2]
     return module, [name for name, _ in parameters]
@@ -131,21 +136,25 @@ def constant_function(name: str, value: str) -> relax.Function:
 
 
 def planned_bytes(module: tvm.IRModule) -> dict[str, int]:
-    """Workspace of each function: the storages that memory planning gave it, in bytes."""
-    total: dict[str, int] = {}
+    """Workspace of each function, in bytes."""
+    return {name: sum(sizes) for name, sizes in planned_storages(module).items()}
+
+
+def planned_storages(module: tvm.IRModule) -> dict[str, list[int]]:
+    """The storages that memory planning gave each function, in bytes."""
+    found: dict[str, list[int]] = {}
     alloc = tvm.ir.Op.get("relax.vm.alloc_storage")
     for variable, func in module.functions.items():
         if not isinstance(func, relax.Function):
             continue
-        num_bytes = 0
+        sizes: list[int] = []
 
-        def visit(node: Any) -> None:
-            nonlocal num_bytes
+        def visit(node: Any, sizes: list[int] = sizes) -> None:
             if isinstance(node, relax.Call) and node.op == alloc:
                 size = node.args[0]
                 if isinstance(size, relax.ShapeExpr) and hasattr(size.values[0], "value"):
-                    num_bytes += int(size.values[0].value)
+                    sizes.append(int(size.values[0].value))
 
         relax.analysis.post_order_visit(func, visit)
-        total[variable.name_hint] = num_bytes
-    return total
+        found[variable.name_hint] = sizes
+    return found

@@ -12,6 +12,7 @@ import tvm
 
 from ..artifact.errors import CompileError
 from ..relax_models.config import DecoderConfig
+from ..schedules.gpu.limits import GpuLimits
 from ..schedules.passes.lower_operators import LoweredModel
 
 TARGETS = {
@@ -47,11 +48,15 @@ class CompileTarget:
     compiling: Callable[[], AbstractContextManager[None]] = nullcontext
     """What to be in while TVM makes code."""
     constants: dict[str, Any] = field(default_factory=dict)
+    page_tensors: Callable[[DecoderConfig], int] = lambda config: 1
+    """In how many tensors keys and values lie; they divide the layers."""
     model_constants: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {}
     sampling_functions: Callable[[int], dict[str, tvm.tirx.PrimFunc]] = lambda vocab_size: {}
     """From the size of the vocabulary, what turns logits into tokens: name → function."""
     build_library: Callable[..., Any] | None = None
     """Builds its libraries; None: `library.build_library`, whose arguments it takes."""
+    limits: GpuLimits | None = None
+    """Of a GPU whose linear layers can be tuned."""
     variants: tuple[str, ...] = ()
     """Targets that are compiled for as well: whoever loads the library chooses among them."""
 
@@ -59,6 +64,8 @@ class CompileTarget:
 def find_target(text: str, *, activations: str = "auto") -> CompileTarget:
     """The target `name[:arch]`, such as `cpu` or `cpu:x86-64-v3`; CompileError if unknown."""
     name, _, arch = text.partition(":")
+    if name == "all" and arch:
+        raise CompileError(f"target all is every target as it comes; leave ':{arch}' out")
     if name not in TARGETS:
         nearest = difflib.get_close_matches(name, TARGETS, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else "supported: " + ", ".join(TARGETS)

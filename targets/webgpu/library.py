@@ -7,7 +7,6 @@ _metadata                     JSON: parameters in call order, limits, memory
 """
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,21 +16,24 @@ import tvm
 from tvm import relax
 
 from ...artifact.dtypes import numpy_dtype
+from ...artifact.errors import CompileError
 from ...artifact.tensor_format import TensorFormat
 from ...quant_schemes.layers import apply_formats
 from ...relax_models.chat_decoder import CREATE_STATE, ChatDecoder, create_state_function
 from ...relax_models.config import DecoderConfig
+from ...relax_models.decoder import page_shape
 from ...relax_models.paged_attention import PAGE_SIZE
 from ...schedules.gpu.limits import GpuLimits
 from ...schedules.passes.lower_operators import LoweredModel, Parameter
 from ...schedules.pipeline import run_pipeline, with_upper_bounds
-from ..library import BuiltLibrary, compile_planned, config_hash, planned_bytes
+from ..library import BuiltLibrary, compile_planned, config_hash, planned_storages
 from ..target import CompileTarget
 from .functions import logit_functions, with_sampling
 
 logger = logging.getLogger(__name__)
 
 PROMISED_BINDING_BYTES = 128 << 20
+"""Of a buffer, what WebGPU promises that kernels are given. No buffer of ours is larger."""
 _BATCH = 1
 """Sequences of a step: WebLLM has one."""
 
@@ -67,37 +69,55 @@ class ChatLibraryBuilder:
         module = with_sampling(module, config.vocab_size, self.limits)
         tvm_target = tvm.target.Target(target.spec)
         planned = run_pipeline(with_upper_bounds(module, bounds), tvm_target, dump_ir=dump_ir)
-        memory = planned_bytes(planned)
-        largest = _largest_binding(lowered)
-        if largest > PROMISED_BINDING_BYTES and target.variants:
-            logger.warning(
-                "the largest weight has %d MB: devices that bind no more than the 128 MB that "
-                "WebGPU promises, some phones among them, cannot run this model; choose one with "
-                "a smaller vocabulary, or fewer bits for the embedding, such as q4f16_1",
-                largest >> 20,
+        storages = planned_storages(planned)
+        memory = {name: sum(sizes) for name, sizes in storages.items()}
+        largest = max(
+            *(parameter.num_bytes for parameter in lowered.parameters),
+            *(size for sizes in storages.values() for size in sizes),
+        )
+        if largest > PROMISED_BINDING_BYTES:
+            raise CompileError(
+                f"a step of {self.prefill_chunk_size} tokens needs a buffer of {largest >> 20} MB, "
+                f"browsers promise {PROMISED_BINDING_BYTES >> 20} MB: the model is too wide"
             )
+        context_window_size = self._context(config, kv_dtype, context_window_size, target)
         metadata = {
             **_contract(config, lowered, context_window_size, memory),
             "prefill_chunk_size": self.prefill_chunk_size,
             "config_hash": config_hash(config),
             "kv_dtype": kv_dtype,
             "page_size": PAGE_SIZE,
-            "page_shape": [
-                config.num_hidden_layers, -1, 2 * config.num_key_value_heads,
-                PAGE_SIZE * config.head_dim,
-            ],
+            "page_tensors": config.num_hidden_layers,
+            "page_shape": page_shape(config, -1, config.num_hidden_layers),
             "max_num_sequence": _BATCH,
             "schedules": lowered.schedules,
             "device_requirements": {
-                "required_features": ["shader-f16"] if self.limits.has_float16 else [],
+                "required_features": _required_features(self.limits),
+                "min_subgroup_size": self.limits.subgroup,
                 "max_storage_buffer_binding_size": largest,
+                "max_context_window_size": context_window_size,
             },
             **target.constants,
         }  # fmt: skip
         for name, func in logit_functions(config.vocab_size, self.limits).items():
             planned[name] = func
         compile_planned(planned, metadata, target, path)
-        return BuiltLibrary(metadata, memory)
+        return BuiltLibrary(metadata, memory, lowered.row_parts)
+
+    def _context(
+        self, config: DecoderConfig, kv_dtype: str, wanted: int, target: CompileTarget
+    ) -> int:
+        """As many tokens as are wanted, and as a layer's keys and values fit in one buffer."""
+        token_bytes = 2 * config.num_key_value_heads * config.head_dim
+        token_bytes *= numpy_dtype(kv_dtype).itemsize
+        most = PROMISED_BINDING_BYTES // (token_bytes * PAGE_SIZE) * PAGE_SIZE
+        if most < wanted and target.variants:
+            logger.warning(
+                "in browsers a conversation has at most %d of the model's %d tokens: a layer's "
+                "keys and values must fit in the %d MB that WebGPU promises of a buffer",
+                most, wanted, PROMISED_BINDING_BYTES >> 20,
+            )  # fmt: skip
+        return min(wanted, most)
 
     def _lower(
         self,
@@ -110,6 +130,12 @@ class ChatLibraryBuilder:
         apply_formats(model, formats)
         module, parameters = model.export_tvm(spec=model.spec())[:2]
         return target.lower(module, [name for name, _ in parameters])
+
+
+def _required_features(limits: GpuLimits) -> list[str]:
+    """WebGPU's names of what a device must have."""
+    needed = {"shader-f16": limits.has_float16, "subgroups": limits.subgroup is not None}
+    return [name for name, is_needed in needed.items() if is_needed]
 
 
 def _contract(
@@ -143,11 +169,3 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
         "dtype": parameter.dtype,
         "preprocs": [],
     }
-
-
-def _largest_binding(lowered: LoweredModel) -> int:
-    """Bytes of the largest weight: what a device must be able to bind."""
-    return max(
-        math.prod(parameter.shape) * numpy_dtype(parameter.dtype).itemsize
-        for parameter in lowered.parameters
-    )

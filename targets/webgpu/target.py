@@ -12,7 +12,7 @@ from ...schedules.gpu.limits import GemmTile, GpuLimits
 from ...schedules.pipeline import GPU_TIR_PIPELINE
 from ..gpu import choose_arch, lower_for_gpu, query_tile, refuse_activations
 from ..target import CompileTarget
-from .library import ChatLibraryBuilder
+from .library import PROMISED_BINDING_BYTES, ChatLibraryBuilder
 
 _HOST = {"kind": "llvm", "mtriple": "wasm32-unknown-unknown-wasm", "vector-width": 128}
 
@@ -20,8 +20,11 @@ _LIMITS = GpuLimits(
     max_threads=256,
     # What WebGPU promises; more would keep blocks from running side by side on small devices.
     shared_bytes=16 << 10,
+    # For wide heads, as Gemma's: what WebLLM asks every device for.
+    max_shared_bytes=32 << 10,
     # What WebLLM asks every device for; WebGPU promises eight.
     max_buffers=10,
+    max_weight_bytes=PROMISED_BINDING_BYTES,
     has_float16=False,
     # One sequence at a time: there are no few rows but of very short prompts.
     gemv_tokens=1,
@@ -33,10 +36,12 @@ _CHUNK, _CPU_CHUNK = 512, 128
 _VARIANTS = {
     "": _LIMITS,
     "f16": replace(_LIMITS, has_float16=True),
+    "f16-subgroups": replace(_LIMITS, has_float16=True, subgroup=32),
     "cpu-adapter": replace(_LIMITS, shares_memory=False),
 }
-"""Architecture → limits. `f16` needs the device's feature shader-f16; `cpu-adapter` is for CPUs
-that act as GPUs: SwiftShader and llvmpipe, which browsers fall back to."""
+"""Architecture → limits. `f16` needs the device's feature shader-f16, `f16-subgroups` subgroups of
+32 threads or more beside; `cpu-adapter` is for CPUs that act as GPUs: SwiftShader and llvmpipe,
+which browsers fall back to."""
 
 
 def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget:
@@ -49,7 +54,11 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
     tvm_ffi.register_error("CompileError", CompileError)
     return CompileTarget(
         name="webgpu",
-        spec={"kind": "webgpu", "host": _HOST},
+        spec={
+            "kind": "webgpu",
+            "supports_subgroups": limits.subgroup is not None,
+            "host": _HOST,
+        },
         library_suffix="wasm",
         platform="any",
         required_features=frozenset(),

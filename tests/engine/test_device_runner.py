@@ -1,5 +1,6 @@
 """A model on a device: what is copied there, and what comes back."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -202,13 +203,21 @@ def test_log_probabilities_of_more_rows_than_the_library_takes(runner: DeviceRun
     same_parts(ours, numpy_sampling.token_logprobs(logits, np.arange(4), ids, NUM_IDS, 2))
 
 
-def test_pages_begin_as_zeros_and_are_copied_whole(runner: DeviceRunner) -> None:
-    pages = runner._pages
-    assert pages.shape == (2, 6, 2, 8) and not pages.any()
-    pages[:] = np.arange(6)[None, :, None, None]
+@pytest.mark.parametrize("page_tensors", [1, 3])
+def test_pages_begin_as_zeros_and_are_copied_whole(
+    runner: DeviceRunner, page_tensors: int
+) -> None:
+    info = replace(runner.info, page_tensors=page_tensors)
+    runner = DeviceRunner(FakeLibrary(), FakeMemory(), [], info, num_pages=6)
+    tensors = [runner._pages] if page_tensors == 1 else runner._pages
+    assert len(tensors) == page_tensors
+    for pages in tensors:
+        assert pages.shape == (2, 6, 2, 8) and not pages.any()
+        pages[:] = np.arange(6)[None, :, None, None]
     runner.copy_pages([0, 1], [4, 2])
-    assert pages[1, :, 0, 0].tolist() == [0, 1, 1, 3, 0, 5]
-    assert (pages == pages[:1, :, :1, :1]).all()
+    for pages in tensors:
+        assert pages[1, :, 0, 0].tolist() == [0, 1, 1, 3, 0, 5]
+        assert (pages == pages[:1, :, :1, :1]).all()
     runner.copy_pages([], [])
     runner.close()
 

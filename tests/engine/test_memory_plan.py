@@ -18,10 +18,12 @@ INFO = ModelInfo(
 )  # fmt: skip
 
 
-def plan(available: int, info: ModelInfo = INFO, **config: int) -> MemoryPlan:
+def plan(
+    available: int, info: ModelInfo = INFO, *, max_page_bytes: int | None = None, **config: int
+) -> MemoryPlan:
     return plan_memory(
         EngineConfig(**config), info, weight_bytes=100 * MB, workspace_bytes=7 * MB,
-        available_bytes=available,
+        available_bytes=available, max_page_bytes=max_page_bytes,
     )  # fmt: skip
 
 
@@ -52,6 +54,8 @@ def test_what_nobody_asked_for_is_reduced() -> None:
     made = plan(room(10))
     assert (made.num_pages, made.num_tokens, made.context_window_size) == (10, 160, 160)
     assert plan(room(10) - 1).num_pages == 9
+    assert plan(room(10), max_page_bytes=8 * MB - 1).num_pages == 7
+    assert plan(room(10), max_page_bytes=11 * MB).num_pages == 10
 
 
 @pytest.mark.parametrize("asked", [{"max_total_seq_length": 512}, {"context_window_size": 256}])

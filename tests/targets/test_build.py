@@ -16,7 +16,8 @@ from everycast.targets.library import BuiltLibrary
 
 METADATA = {
     "prefill_chunk_size": 512, "max_num_sequence": 64, "page_size": 16, "kv_dtype": "float16",
-    "page_shape": [2, -1, 4, 256], "schedules": {"tuned": 1, "hand": 20, "default": 2},
+    "page_tensors": 1, "page_shape": [2, -1, 4, 256],
+    "schedules": {"tuned": 1, "hand": 20, "default": 2},
 }  # fmt: skip
 
 
@@ -26,6 +27,7 @@ class Compiler:
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
         self.error: BaseException | None = None
+        self.row_parts: dict[str, list[int]] | None = None
 
     def __call__(
         self, config: Any, formats: Any, target: Any, path: Path, **options: Any
@@ -34,7 +36,7 @@ class Compiler:
         if self.error is not None:
             raise self.error
         path.write_bytes(b"library " + str(len(self.calls)).encode())
-        return BuiltLibrary(METADATA, {"forward": 1000, "logits": 10})
+        return BuiltLibrary(METADATA, {"forward": 1000, "logits": 10}, self.row_parts)
 
 
 @pytest.fixture
@@ -96,6 +98,25 @@ def test_weights_that_are_there_are_kept(source: Path, compiler: Compiler) -> No
         "cpu.so",
     ]
     assert not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_weights_are_listed_as_a_library_takes_them(
+    source: Path, compiler: Compiler, is_first: bool
+) -> None:
+    """By whichever library it is wanted, and later ones that do not mind leave it so."""
+    folder = run(request(source, "cpu" if is_first else None, quantization="q0f32"))
+    name = "model.embed_tokens.weight"
+    compiler.row_parts = {name: [100, 220]}
+    folder = run(request(source, "cpu:x86-64-v3", quantization="q0f32"))
+    assert read_manifest(folder).weights.weights_hash == TensorCacheReader(folder).weights_hash()
+    compiler.row_parts = None
+    run(request(source, "cpu:x86-64-v4", quantization="q0f32"))
+    document = json.loads((folder / "tensor-cache.json").read_bytes())
+    shapes = {r["name"]: r["shape"] for shard in document["records"] for r in shard["records"]}
+    assert shapes[f"{name}.part0"][0] == 100 and shapes[f"{name}.part1"][0] == 220
+    assert name not in shapes and TensorCacheReader(folder).info(name).shape[0] == 320
+    assert len(compiler.calls) == 2 + is_first
 
 
 @pytest.mark.parametrize("change", ["source", "weights", "manifest", "version"])

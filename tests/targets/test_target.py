@@ -20,6 +20,7 @@ def test_the_cpu_target_is_found_with_and_without_an_architecture() -> None:
         ("quantum", "unknown target 'quantum'; supported: cpu, vulkan, cuda"),
         ("", "unknown target ''"),
         ("cpu:x86-64-v33", "did you mean x86-64-v3"),
+        ("all:sm_90", "target all is every target as it comes; leave ':sm_90' out"),
     ],
 )
 def test_an_unknown_target_is_one_line(text: str, message: str) -> None:

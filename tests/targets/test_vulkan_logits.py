@@ -13,7 +13,11 @@ from everycast.engine.model_runner import StepInput
 from everycast.engine.paged_runner import PagedRunner, query_tiles, slots_of
 from everycast.engine.parameters import load_parameters
 from everycast.native.vulkan_runtime import load_vulkan_runtime
-from everycast.targets.build import BuildRequest, compile_model
+from everycast.schedules.tuning.records import Record, Records, user_file, write_records
+from everycast.targets.build import BuildRequest, compile_model, open_source
+from everycast.targets.gpu import linear_layers
+from everycast.targets.library import export_graph
+from everycast.targets.target import find_target
 from tvm import relax
 
 LLAMA3 = {
@@ -74,7 +78,7 @@ class OnVulkan:
         self.parameters = tuple(self.tensor(weights.read(name)) for name in names)
         layers, _, *rest = self.metadata["page_shape"]
         pages = np.zeros((layers, NUM_PAGES, *rest), self.metadata["kv_dtype"])
-        self.pages = self.tensor(pages)
+        self.pages = tuple(self.tensor(pages) for _ in range(self.metadata["page_tensors"]))
 
     def tensor(self, array: np.ndarray):
         return tvm.runtime.tensor(np.ascontiguousarray(array), self.device)
@@ -116,4 +120,36 @@ def test_vulkan_gives_the_logits_of_the_cpu(name, device, make_tiny, tmp_path) -
         step_of((0, 22, ids[22:24]), (12, 33, ids[33:36])),
     ):
         expected, got = cpu.run(step), vulkan.run(step)
+        assert np.abs(got - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+def test_tuned_linear_layers_give_the_same_logits(device, make_tiny, tmp_path, monkeypatch) -> None:
+    """Records of all layers, with other kernels for every number of rows."""
+    monkeypatch.setenv("EVERYCAST_CACHE", str(tmp_path))
+    checkpoint = make_tiny("llama", tmp_path / "model", num_hidden_layers=1)
+
+    def compiled(folder: str, devices: dict[str, str]) -> OnVulkan:
+        asked = BuildRequest(
+            str(checkpoint), "vulkan", "q4f16_1", tmp_path / folder, devices=devices
+        )
+        return OnVulkan(compile_model(asked, lambda *_: None), device)
+
+    source = open_source(BuildRequest(str(checkpoint), "vulkan", "q4f16_1", tmp_path), print)
+    graph = export_graph(source.config, source.plan.formats, "float16")
+    records = Records("vulkan-x")
+    for layer in linear_layers(*graph, find_target("vulkan")):
+        records.add(layer.name, "one", Record({"shares_memory": 0}, 1, 2.0, 1.0))
+        records.add(layer.name, "few", Record({"gemv_tokens": 2, "gemv_lanes": 8}, 1, 2.0, 1.0))
+        records.add(layer.name, "many", Record({"tile_rows": 32}, 1, 2.0, 1.0))
+    write_records(user_file("vulkan-x"), records)
+    default, tuned = compiled("default", {}), compiled("tuned", {"vulkan": "vulkan-x"})
+    assert default.metadata["schedules"]["tuned"] == 0
+    assert tuned.metadata["schedules"]["tuned"] == 5  # four of the layer, and the head
+    ids = np.random.default_rng(1).integers(3, 300, LENGTH)
+    for step in (
+        step_of((0, 0, ids[:31])),
+        step_of((0, 31, ids[31:32])),
+        step_of((0, 32, ids[32:35])),
+    ):
+        expected, got = default.run(step), tuned.run(step)
         assert np.abs(got - expected).max() < 1e-3 * np.abs(expected).max()
