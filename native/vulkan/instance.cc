@@ -75,8 +75,10 @@ const char* PhysicalDevice::TypeName() const {
 
 uint64_t PhysicalDevice::MaxTensorBytes() const {
   uint64_t allocation = maintenance3.maxMemoryAllocationSize;
-  // Mesa's llvmpipe reports a limit of its OpenGL side, 128 MB, and heeds it nowhere.
-  if (properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU) return allocation;
+  // Mesa's llvmpipe reports a limit of its OpenGL side, 128 MB, and heeds it nowhere. The validation
+  // layer does.
+  bool is_cpu = properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
+  if (is_cpu && !IsWished(kValidation, false)) return allocation;
   return std::min<uint64_t>(allocation, properties.limits.maxStorageBufferRange);
 }
 

@@ -104,6 +104,23 @@ def exercise(library: Path, settings: dict[str, str]) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
+def test_tensors_are_as_small_as_the_validation_layer_wants() -> None:
+    """Mesa's CPU driver takes larger ones than it says."""
+    ask = (
+        "import tvm_ffi; from everycast.engine.devices import DeviceMemory; "
+        "memory = DeviceMemory('vulkan'); get = tvm_ffi.get_global_func; "
+        "limit = get('device_api.vulkan.get_target_property'); "
+        "print(memory.max_tensor_bytes() <= limit(memory._device, 'max_storage_buffer_range'))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", ask], env={**os.environ, "EVERYCAST_VULKAN_VALIDATION": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "vulkan-validationlayers" in run.stderr:
+        pytest.skip("the Vulkan validation layer is not installed")
+    assert (run.returncode, run.stdout) == (0, "True\n"), run.stderr
+
+
 def test_pipelines_are_kept_for_the_next_process(library: Path, tmp_path: Path) -> None:
     """In the user's cache, to which the compiled runtime is linked here to save the time."""
     from everycast.artifact.cache import cache_dir
