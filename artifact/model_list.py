@@ -20,7 +20,8 @@ def model_record(
     """WebLLM's `ModelRecord` of the library for `target`."""
     stamp: LibraryStamp = manifest.libraries[target]
     base = BASE_URL.format(model=model_id)
-    context = min(context_window_size, CONTEXT_WINDOW_SIZE)
+    most = stamp.target_spec.get("max_context_window_size", CONTEXT_WINDOW_SIZE)
+    context = min(context_window_size, CONTEXT_WINDOW_SIZE, most)
     page_size = stamp.limits.page_size
     kv_bytes = -(-context // page_size) * stamp.limits.page_bytes
     workspace = max(stamp.function_memory_bytes.values(), default=0)
@@ -46,7 +47,8 @@ def webllm_advice(folder: Path, targets: Sequence[str]) -> list[str]:
     records = [model_record(manifest, name, context, folder.name) for name in chosen]
     lines = [
         "for an app built on WebLLM: upload the folder, and add one of these to its model_list "
-        "(f16 where the device has shader-f16, cpu-adapter where it is a CPU):",
+        "(f16 where the device has shader-f16, f16-subgroups where its adapter.info also has a "
+        "subgroupMinSize of 32 or more, cpu-adapter where it is a CPU):",
         *(json.dumps(record) for record in records),
     ]
     if not config["conv_template"].get("is_exact", True):

@@ -8,6 +8,8 @@ tensors, in C order; the JSON says where each one lies:
                   "records": [{"name", "shape", "dtype", "format": "raw", "nbytes",
                                "byteOffset"}]}]}
 
+A tensor may be listed in parts (`tensor_parts.py`); here it is one all the same.
+
 A shard has at most 32 MB, or holds one tensor. We start every tensor on a multiple of 64 bytes
 (TVM's files need not), so that a mapped one can be used where it lies.
 """
@@ -15,7 +17,7 @@ A shard has at most 32 MB, or holds one tensor. We start every tensor on a multi
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
@@ -29,6 +31,7 @@ from .errors import ArtifactError
 from .files import atomic_write, disk_errors
 from .hashing import hash_file, hash_json
 from .tensor_format import Shape
+from .tensor_parts import in_parts, joined
 
 TENSOR_CACHE_JSON = "tensor-cache.json"
 ALIGNMENT = 64
@@ -105,7 +108,7 @@ class TensorCacheWriter:
         self._close_shard()
         self._metadata |= {"ParamSize": len(self._names), "ParamBytes": self._num_tensor_bytes}
         document = {"metadata": self._metadata, "records": self._shards}
-        atomic_write(self._folder / TENSOR_CACHE_JSON, json.dumps(document, indent=1).encode())
+        atomic_write(self._folder / TENSOR_CACHE_JSON, _json(document))
 
     def __enter__(self) -> Self:
         return self
@@ -187,6 +190,8 @@ class TensorCacheReader:
         self.folder = folder
         self.metadata: dict[str, Any] = {}
         self.shards: dict[str, ShardRecord] = {}
+        self.largest_record_bytes = 0
+        """Of what the JSON lists, parts of tensors each on their own."""
         self._records: dict[str, TensorRecord] = {}
         self._maps: dict[str, np.ndarray] = {}
         path = folder / TENSOR_CACHE_JSON
@@ -298,7 +303,9 @@ class TensorCacheReader:
                 f"build or fetch it again"
             )
         self.shards[shard.file] = shard
-        for entry in record["records"]:
+        sizes = [int(entry["nbytes"]) for entry in record["records"]]
+        self.largest_record_bytes = max(self.largest_record_bytes, *sizes, 0)
+        for entry in joined(record["records"]):
             self._add_tensor(shard, entry)
 
     def _add_tensor(self, shard: ShardRecord, entry: dict[str, Any]) -> None:
@@ -324,6 +331,25 @@ class TensorCacheReader:
         if record.name in self._records:
             raise ValueError(f"tensor {record.name} comes twice")
         self._records[record.name] = record
+
+
+def list_in_parts(folder: Path, parts: Mapping[str, Sequence[int]]) -> None:
+    """Let a cache list these tensors in parts of so many rows, and all others whole; no byte of a
+    shard changes. ArtifactError if the JSON cannot be read or a tensor has other rows."""
+    path = folder / TENSOR_CACHE_JSON
+    try:
+        document = json.loads(path.read_bytes())
+        shards = [
+            {**shard, "records": in_parts(shard["records"], parts)} for shard in document["records"]
+        ]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path} is damaged ({error!r}); build it again") from None
+    if shards != document["records"]:
+        atomic_write(path, _json({**document, "records": shards}))
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=1).encode()
 
 
 def aligned_empty(shape: Shape, dtype: np.dtype) -> np.ndarray:

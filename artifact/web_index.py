@@ -23,7 +23,7 @@ from .manifest import LibraryStamp, Manifest, check_weights, library_file, read_
 from .tensor_cache import TENSOR_CACHE_JSON, TensorCacheReader
 
 MODELS_JSON = "models.json"
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 WEB_TARGET = "webgpu"
 _CHAT_CONFIG = "mlc-chat-config.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
@@ -54,6 +54,8 @@ class WebLibrary:
     features: tuple[str, ...]
     max_binding_bytes: int | None
     """The largest part of a buffer that a kernel is given; None if the library does not say."""
+    min_subgroup_size: int | None
+    """Threads that must be able to hand each other values; None: the library relies on none."""
     is_for_cpu_adapters: bool
 
     def record(self) -> dict[str, Any]:
@@ -61,6 +63,7 @@ class WebLibrary:
             **self.file.record(),
             "features": list(self.features),
             "max_binding_bytes": self.max_binding_bytes,
+            "min_subgroup_size": self.min_subgroup_size,
             "is_for_cpu_adapters": self.is_for_cpu_adapters,
         }
 
@@ -117,15 +120,15 @@ def web_model(folder: Path) -> WebModel:
     tokenizer is none that a browser can read.
     """
     manifest = read_manifest(folder)
-    libraries = tuple(
-        _library(folder, name, stamp) for name, stamp in web_libraries(manifest).items()
-    )
+    stamps = web_libraries(manifest)
+    libraries = tuple(_library(folder, name, stamp) for name, stamp in stamps.items())
     if not libraries:
         raise ArtifactError(
             f"{folder} has no library for browsers; compile it with --target {WEB_TARGET}"
         )
     cache = TensorCacheReader(folder)
     check_weights(manifest, cache)
+    cache.verify()  # the page only knows the hashes that it is told here
     config = _chat_config(folder)
     names = [_CHAT_CONFIG, TENSOR_CACHE_JSON, _tokenizer(folder, config), *cache.shards]
     files = tuple(_file(folder, name) for name in names)
@@ -142,8 +145,11 @@ def web_model(folder: Path) -> WebModel:
             "bits_per_weight": manifest.weights.bits_per_weight,
             "num_parameters": manifest.model.num_parameters,
             "licence": manifest.model.licence,
-            "context_window_size": config["context_window_size"],
-            "largest_tensor_bytes": max(cache.info(name).num_bytes for name in cache),
+            "context_window_size": min(
+                stamp.target_spec.get("max_context_window_size", config["context_window_size"])
+                for stamp in stamps.values()
+            ),
+            "largest_tensor_bytes": cache.largest_record_bytes,
             "sampling": {
                 name: config[name]
                 for name in _SAMPLING
@@ -179,6 +185,7 @@ def _library(folder: Path, name: str, stamp: LibraryStamp) -> WebLibrary:
         file=WebFile(stamp.file, path, path.stat().st_size, stamp.sha256),
         features=tuple(stamp.target_spec.get("required_features", ())),
         max_binding_bytes=stamp.target_spec.get("max_storage_buffer_binding_size"),
+        min_subgroup_size=stamp.target_spec.get("min_subgroup_size"),
         is_for_cpu_adapters=name == f"{WEB_TARGET}:cpu-adapter",
     )
 

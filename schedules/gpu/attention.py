@@ -39,11 +39,12 @@ def tiling(shape: AttentionShape, limits: GpuLimits) -> Tiling:
     """
     page_bytes = _shared_bytes(shape, 0, 1)
     row_bytes = _shared_bytes(shape, 1, 1) - page_bytes
-    most = min((limits.shared_bytes - page_bytes) // row_bytes, limits.attention_rows)
+    shared_bytes = _budget(shape, limits)
+    most = min((shared_bytes - page_bytes) // row_bytes, limits.attention_rows)
     if most < 1:
         raise CompileError(
             f"attention with head_dim {shape.head_dim} needs {page_bytes + row_bytes} bytes of "
-            f"shared memory, the target has {limits.shared_bytes}; choose another target"
+            f"shared memory, the target has {shared_bytes}; choose another target"
         )
     heads = max(h for h in range(1, shape.group + 1) if shape.group % h == 0 and h <= most)
     return _with_pages(shape, most // heads, heads, limits)
@@ -51,10 +52,16 @@ def tiling(shape: AttentionShape, limits: GpuLimits) -> Tiling:
 
 def _with_pages(shape: AttentionShape, tokens: int, heads: int, limits: GpuLimits) -> Tiling:
     """As many pages at a time as there is shared memory for, up to four."""
-    fitting = (
-        n for n in (4, 2, 1) if _shared_bytes(shape, tokens * heads, n) <= limits.shared_bytes
-    )
+    budget = _budget(shape, limits)
+    fitting = (n for n in (4, 2, 1) if _shared_bytes(shape, tokens * heads, n) <= budget)
     return Tiling(tokens, heads, next(fitting))
+
+
+def _budget(shape: AttentionShape, limits: GpuLimits) -> int:
+    """Bytes of shared memory: more than usual only where not even one row fits."""
+    if _shared_bytes(shape, 1, 1) <= limits.shared_bytes:
+        return limits.shared_bytes
+    return limits.max_shared_bytes or limits.shared_bytes
 
 
 def _shared_bytes(shape: AttentionShape, rows: int, pages: int) -> int:

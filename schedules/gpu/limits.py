@@ -1,6 +1,7 @@
 """What a kernel must know of a GPU: data, one record for each target."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,11 @@ class MatrixTile:
         """Two stages of halves."""
         return 2 * 2 * (self.rows + self.columns) * self.depth
 
+    @property
+    def sums_bytes(self) -> int:
+        """Eight rows of each warp's sums: what Apple's instructions need beside."""
+        return self.num_threads // 32 * 8 * self.warp_columns * 4
+
 
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
@@ -77,7 +83,9 @@ class GpuLimits:
     max_threads: int
     """Threads of a block that every such device takes."""
     shared_bytes: int
-    """Shared memory of a block that every such device has."""
+    """Shared memory that a block may take."""
+    max_shared_bytes: int | None = None
+    """What every such device has, for attention that cannot do with `shared_bytes`; None: those."""
     gemv_threads: int = 128
     """Threads of a block that multiplies few rows by a weight."""
     gemv_lanes: int = 32
@@ -105,9 +113,10 @@ class GpuLimits:
     )
     """By the number of rows: the first that takes all rows, else the last."""
     matrix_tiles: tuple[MatrixTile, ...] = ()
-    """In place of `gemm_tiles` where weights can be multiplied as halves: only with NVIDIA's
-    instructions. By the number of rows, but the last only for so much work that it fills the
-    device; empty: none."""
+    """In place of `gemm_tiles` where weights can be multiplied as halves. By the number of rows,
+    but the last only for so much work that it fills the device; empty: none."""
+    matrix_unit: Literal["tensor core", "simdgroup"] = "tensor core"
+    """Whose instructions multiply them: NVIDIA's or Apple's."""
     matrix_blocks: int = 96
     """How many blocks of the last of `matrix_tiles` fill the device."""
     attention_threads: int = 128
@@ -117,11 +126,20 @@ class GpuLimits:
     """Parts in which a few tokens' long contexts are attended to side by side; 1: never."""
     max_buffers: int | None = None
     """Tensors that a kernel may take; None: as many as it likes."""
+    max_weight_bytes: int | None = None
+    """Bytes of a weight's tensor that a kernel may take: larger ones come in parts (`row_parts`);
+    None: as many as there are."""
     has_float16: bool = True
     """Whether kernels can read 16-bit floats; else such weights come as words of two."""
     shares_memory: bool = True
     """Whether a linear layer's threads work together in shared memory; else each keeps to itself,
     as suits a CPU that acts as a GPU."""
+    register_threads: int = 16
+    """Threads of a block whose threads keep to themselves (`register_linear`)."""
+    register_columns: int = 4
+    """Columns of the result that such a thread computes; half as many of a single row."""
+    register_rows: int = 8
+    """Rows that it computes, where there are more than `gemv` takes."""
 
     @property
     def gemv_rows(self) -> int:
@@ -129,16 +147,20 @@ class GpuLimits:
         return self.gemv_passes * self.gemv_tokens
 
     def __post_init__(self) -> None:
+        has_sums = self.matrix_unit == "simdgroup"
         shared = max(
             0,
             *(4 * (t.rows + t.columns) * (t.depth + 4) for t in self.gemm_tiles),
-            *(t.shared_bytes for t in self.matrix_tiles),
+            *(t.shared_bytes + has_sums * t.sums_bytes for t in self.matrix_tiles),
         )
         if shared > self.shared_bytes:
             raise ValueError(f"a tile takes {shared} bytes, {self.shared_bytes} may be shared")
+        if self.matrix_tiles and self.max_weight_bytes is not None:
+            raise ValueError("matrix instructions take whole weights")
         if any(n & (n - 1) for n in (self.gemv_threads, self.gemv_lanes)):
             raise ValueError("sums over lanes need powers of two")
         tiles: tuple[GemmTile | MatrixTile, ...] = (*self.gemm_tiles, *self.matrix_tiles)
-        threads = max(self.gemv_threads, self.attention_threads, *(t.num_threads for t in tiles))
+        of_kernels = (self.gemv_threads, self.register_threads, self.attention_threads)
+        threads = max(*of_kernels, *(t.num_threads for t in tiles))
         if threads > self.max_threads:
             raise ValueError(f"a kernel has {threads} threads a block, {self.max_threads} may be")

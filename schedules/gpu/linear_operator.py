@@ -55,13 +55,16 @@ class LinearArguments:
     scale: Any = None
     workspace: Any = None
     """Where blocks leave sums, if K is split among them."""
+    first_column: int = 0
+    """Of y, that the first row of the weights is for, if they are part of larger ones."""
 
     def finish(self, row: Any, column: Any, sums: Sequence[Any]) -> None:
-        """Store y[row, column] from the products with each weight."""
-        store(self.y, self.value(row, column, sums), row, column)
+        """Store y[row, column] from the products with each weight; `column` is a row of those."""
+        store(self.y, self.value(row, column, sums), row, self.first_column + column)
 
     def value(self, row: Any, column: Any, sums: Sequence[Any]) -> Any:
-        """y[row, column] from the products with each weight."""
+        """What `finish` stores."""
+        column = self.first_column + column
         values = [
             value if bias is None else value + bias[column]
             for value, bias in zip(sums, self.biases, strict=True)

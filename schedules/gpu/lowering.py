@@ -1,7 +1,7 @@
 """Which kernel each operator of a model gets on a GPU."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,18 +17,27 @@ from .half_rows import half_rows, padded
 from .limits import GpuLimits
 from .linear import linear
 from .linear_operator import LinearOperator
-from .register_linear import register_linear
-from .tensor_core_gemm import can_use_tensor_cores, workspace_size
+from .linear_schedule import LinearSchedule, default_schedule
+from .matrix_gemm import can_use_matrices, workspace_size
+from .row_parts import row_parts
 from .thread_kernels import thread_attention, thread_rms_norm
 from .weight import HALVES, GpuWeight, words_of
 
+Choose = Callable[[LinearOperator, GpuLimits], LinearSchedule]
+"""The schedule of a linear layer, from the limits that hold for all."""
 
-def gpu_handlers(limits: GpuLimits, *, is_exact: bool = False) -> dict[str, Handler]:
+
+def gpu_handlers(
+    limits: GpuLimits,
+    *,
+    is_exact: bool = False,
+    choose: Choose = lambda operator, limits: default_schedule(limits),
+) -> dict[str, Handler]:
     """Operator kind → what lowers it, for `lower_operators`. Weights stay as they are stored.
 
     is_exact: nothing is rounded to halves to be multiplied.
     """
-    gpu = _GpuLowering(replace(limits, matrix_tiles=()) if is_exact else limits)
+    gpu = _GpuLowering(replace(limits, matrix_tiles=()) if is_exact else limits, choose)
     return {
         "embedding": gpu.embedding,
         "linears": gpu.linears,
@@ -64,8 +73,9 @@ def _shape(x: relax.Expr) -> list[Any]:
 
 
 class _GpuLowering:
-    def __init__(self, limits: GpuLimits) -> None:
+    def __init__(self, limits: GpuLimits, choose: Choose) -> None:
         self.limits = limits
+        self.choose = choose
 
     # ---- operators with weights
 
@@ -74,7 +84,8 @@ class _GpuLowering:
     ) -> relax.Expr:
         table = _weight(op["weight"], self.limits)
         func = embedding.embedding(table, op["scale"], self.limits)
-        args = self._readable(lowering, args)
+        parts = _in_parts(lowering, args[1:], row_parts((table,), self.limits))
+        args = self._readable(lowering, [args[0], *parts])
         return lowering.call(func, args, [((_shape(args[0])[0], table.k), "float32")])
 
     def linears(
@@ -88,7 +99,7 @@ class _GpuLowering:
         for description, bias in zip(op["weights"], op["biases"], strict=True):
             operator = LinearOperator((_weight(description, self.limits),), (bias,))
             operands, rest = _split(operator, rest)
-            if not halves and can_use_tensor_cores(operator, self.limits):
+            if not halves and can_use_matrices(operator, self.limits):
                 halves = self._halves(lowering, x)
             outputs.append(lowering.emit(self._call(lowering, operator, [x, *operands], halves)))
         return outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
@@ -114,20 +125,34 @@ class _GpuLowering:
     ) -> relax.Expr:  # fmt: skip
         """`halves` of x, if they have been made."""
         output = ((_shape(args[0])[0], operator.n), "float32")
-        if can_use_tensor_cores(operator, self.limits):
+        if can_use_matrices(operator, self.limits):
             args = [args[0], *(halves or self._halves(lowering, args[0])), *args[1:]]
         if self.limits.max_buffers is not None and len(args) + 1 > self.limits.max_buffers:
             raise CompileError(
                 f"kernel {operator.name} takes {len(args) + 1} tensors, the target allows "
                 f"{self.limits.max_buffers}; choose a quantization with fewer parts, as q4f16_1"
             )
-        args = self._readable(lowering, args)
-        func = linear if self.limits.shares_memory else register_linear
-        if size := workspace_size(operator, self.limits):
-            outputs = [output, ((size,), "float32")]
-            both = lowering.emit(lowering.call(func(operator, self.limits), args, outputs))
+        args = self._readable(lowering, self._with_row_parts(lowering, operator, args))
+        schedule = self.choose(operator, self.limits)
+        func = linear(operator, self.limits, schedule)
+        if size := workspace_size(operator, schedule.many):
+            both = lowering.emit(lowering.call(func, args, [output, ((size,), "float32")]))
             return relax.TupleGetItem(both, 0)
-        return lowering.call(func(operator, self.limits), args, [output])
+        return lowering.call(func, args, [output])
+
+    def _with_row_parts(
+        self, lowering: Lowering, operator: LinearOperator, args: Sequence[relax.Expr]
+    ) -> Sequence[relax.Expr]:
+        """The weights' tensors in parts, where they are too large for a kernel."""
+        rows = row_parts(operator.weights, self.limits)
+        if len(rows) == 1:
+            return args
+        found, rest = [args[0]], args[1:]
+        for weight, bias in zip(operator.weights, operator.biases, strict=True):
+            count = len(weight.format.parts(1, 1))
+            found += [*_in_parts(lowering, rest[:count], rows), *rest[count : count + bias]]
+            rest = rest[count + bias :]
+        return [*found, *rest]
 
     def _halves(self, lowering: Lowering, x: relax.Expr) -> Sequence[relax.Expr]:
         """What `half_rows` makes of x."""
@@ -208,6 +233,15 @@ def _split(
     """The operands of the first weight in args, and the rest."""
     count = len(operator.weights[0].format.parts(1, 1)) + operator.biases[0]
     return args[:count], args[count:]
+
+
+def _in_parts(
+    lowering: Lowering, tensors: Sequence[relax.Expr], parts: Sequence[range]
+) -> Sequence[relax.Expr]:
+    """A weight's tensors, those of the first rows first."""
+    if len(parts) == 1:
+        return tensors
+    return [lowering.part(t, i, rows) for i, rows in enumerate(parts) for t in tensors]
 
 
 def _constants(op: Mapping[str, Any]) -> dict[str, Any]:

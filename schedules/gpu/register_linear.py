@@ -12,56 +12,26 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .kernel import (
-    bind,
-    body,
-    ceil_div,
-    either,
-    kernel,
-    kernel_factory,
-    launch,
-    load_vector,
-    registers,
-    store,
-    when,
-)
+from .kernel import bind, ceil_div, launch, load_vector, registers, store, when
 from .limits import GpuLimits
-from .linear import declare
-from .linear_operator import LinearArguments, LinearOperator
+from .linear_operator import LinearArguments
 from .weight import GpuWeight, WeightReader
 
-_THREADS, _ROWS = 16, 8
-_COLUMNS = {1: 2, _ROWS: 4}
-"""Of a thread, by its rows."""
 
-
-@kernel_factory
-def register_linear(operator: LinearOperator, limits: GpuLimits) -> tirx.PrimFunc:
-    """`linear` with other kernels."""
-    with kernel(operator.name) as (k, ib):
-        arguments = declare(k, operator)
-        with body():
-            either(
-                arguments.rows == 1,
-                lambda: _emit(arguments, 1),
-                lambda: _emit(arguments, _ROWS),
-            )
-    return ib.get()
-
-
-def _emit(arguments: LinearArguments, num_rows: int) -> None:
+def emit_register_linear(arguments: LinearArguments, limits: GpuLimits, num_rows: int) -> None:
+    """Launch blocks over the columns of y and groups of `num_rows` rows."""
     operator, weight = arguments.operator, arguments.operator.weights[0]
     # Two weights share the registers of one.
-    count = len(operator.weights)
-    num_columns = max(_COLUMNS[num_rows] // count, 1)
-    blocks = [-(-operator.n // (_THREADS * num_columns)), ceil_div(arguments.rows, num_rows)]
-    with launch(blocks, [_THREADS]) as (block, (thread,)):
+    count, threads = len(operator.weights), limits.register_threads
+    own = limits.register_columns if num_rows > 1 else limits.register_columns // 2
+    num_columns = max(own // count, 1)
+    blocks = [-(-operator.n // (threads * num_columns)), ceil_div(arguments.rows, num_rows)]
+    with launch(blocks, [threads]) as (block, (thread,)):
         first_row = bind(block[1] * num_rows)
-        first_column = bind((block[0] * _THREADS + thread) * num_columns)
+        first_column = bind((block[0] * threads + thread) * num_columns)
         # Beyond the last column and row, the last one; what comes of it is not stored.
         rows = [bind(T.min(first_row + m, arguments.rows - 1)) for m in range(num_rows)]
         columns = [bind(T.min(first_column + j, weight.n - 1)) for j in range(num_columns)]

@@ -22,6 +22,7 @@ from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ...artifact.dtypes import numpy_dtype
+from ...artifact.tensor_parts import part_name
 
 ATTRIBUTE = "everycast.op"
 Shape = tuple[Any, ...]
@@ -58,6 +59,9 @@ class LoweredModel:
     """How many calls run by which kind of schedule; empty where the target does not say."""
     kernels: dict[str, tirx.PrimFunc] = field(default_factory=dict)
     """The handlers' PrimFuncs, by their names in `module`."""
+    row_parts: dict[str, list[int]] = field(default_factory=dict)
+    """Tensors of the artifact that parameters are parts of (`artifact.tensor_parts`): the rows of
+    each part."""
     in_one_buffer: bool = False
     """Whether the functions take all parameters as one uint8 buffer (`artifact.packed_layout`)
     instead."""
@@ -97,6 +101,10 @@ class Lowering:
         """`arg` as the lowered function has it."""
         return self._pass.resolve(arg)
 
+    def part(self, arg: relax.Expr, index: int, rows: range) -> relax.Var:
+        """Rows of the parameter `arg`, the `index`-th of its parts, as a parameter."""
+        return self._pass.part(arg, index, rows)
+
     def packed(
         self, parts: Sequence[relax.Expr], num_bytes: int, key: str, pack: tirx.PrimFunc
     ) -> relax.Var:
@@ -123,6 +131,7 @@ class _LowerOperators(PyExprMutator):
         self.packers: dict[str, tuple[tirx.PrimFunc, list[tuple[Shape, str]], int]] = {}
         self.variables: dict[str, relax.Var] = {}
         self.functions: dict[int, tuple[tirx.PrimFunc, relax.GlobalVar]] = {}
+        self.row_parts: dict[str, list[int]] = {}
 
     def global_var(self, func: tirx.PrimFunc) -> relax.GlobalVar:
         """Add `func` once. Factories cache their PrimFuncs, so identity is enough."""
@@ -142,6 +151,15 @@ class _LowerOperators(PyExprMutator):
             shapes = [(tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in parts]
             self.packers.setdefault(f"pack_{key}", (pack, shapes, num_bytes))
             self.parameters[name] = Parameter(name, (num_bytes,), "uint8", sources, f"pack_{key}")
+        return self.parameter_variable(name)
+
+    def part(self, arg: relax.Expr, index: int, rows: range) -> relax.Var:
+        whole = self.plain[arg.name]
+        name = part_name(whole, index)
+        if name not in self.parameters:
+            shape = (len(rows), *(int(size) for size in list(arg.ty.shape)[1:]))
+            self.parameters[name] = Parameter(name, shape, str(arg.ty.dtype), (name,))
+            self.row_parts.setdefault(whole, []).append(len(rows))
         return self.parameter_variable(name)
 
     def parameter_variable(self, name: str) -> relax.Var:
@@ -207,7 +225,10 @@ class _LowerOperators(PyExprMutator):
             self._add_packer(name, pack, shapes, num_bytes)
         module = relax.transform.DeadCodeElimination()(self.builder_.get())
         kernels = {variable.name_hint: func for func, variable in self.functions.values()}
-        return LoweredModel(module, list(self.parameters.values()), self.lowered, kernels=kernels)
+        return LoweredModel(
+            module, list(self.parameters.values()), self.lowered, kernels=kernels,
+            row_parts=self.row_parts,
+        )  # fmt: skip
 
     def _add_packer(
         self, name: str, pack: tirx.PrimFunc, shapes: list[tuple[Shape, str]], num_bytes: int

@@ -42,10 +42,12 @@ def test_a_record_lists_what_webllm_reads_with_sizes_and_hashes(artifact: Path) 
 
 def test_libraries_for_browsers_come_with_what_they_need(artifact: Path) -> None:
     libraries = [library.record() for library in web_model(artifact).libraries]
-    assert [(one["path"], one["features"], one["is_for_cpu_adapters"]) for one in libraries] == [
-        ("lib/webgpu.wasm", [], False),
-        ("lib/webgpu-f16.wasm", ["shader-f16"], False),
-        ("lib/webgpu-cpu-adapter.wasm", [], True),
+    fields = ("path", "features", "min_subgroup_size", "is_for_cpu_adapters")
+    assert [tuple(one[field] for field in fields) for one in libraries] == [
+        ("lib/webgpu.wasm", [], None, False),
+        ("lib/webgpu-f16.wasm", ["shader-f16"], None, False),
+        ("lib/webgpu-f16-subgroups.wasm", ["shader-f16", "subgroups"], 32, False),
+        ("lib/webgpu-cpu-adapter.wasm", [], None, True),
     ]
     assert {one["max_binding_bytes"] for one in libraries} == {8000}
 
@@ -68,6 +70,13 @@ def test_an_artifact_for_other_targets_is_refused(
 def test_damage_is_found_before_it_is_served(artifact: Path) -> None:
     (artifact / "lib" / "webgpu.wasm").write_bytes(b"other")
     with pytest.raises(ArtifactError, match=r"webgpu\.wasm is corrupted"):
+        web_model(artifact)
+
+
+def test_a_shard_of_other_bytes_is_found_before_it_is_served(artifact: Path) -> None:
+    shard = artifact / "params_shard_1.bin"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    with pytest.raises(ArtifactError, match=r"params_shard_1\.bin is corrupted"):
         web_model(artifact)
 
 

@@ -31,7 +31,8 @@ def greedy_request(prompt: str, max_tokens: int = NUM_TOKENS) -> dict[str, Any]:
 
 
 def test_greedy_tokens_are_those_of_the_cpu_target(model: Path, page: Page, greedy: Any) -> None:
-    """Prompts of one token, of one chunk, and of three."""
+    """Prompts of one token, of one chunk, and of three. Of "qwen2" WebLLM gets a vocabulary that is
+    in parts, and the CPU target the same in one."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     expected = greedy(model)
     for prompt in ("a", TEXT, TEXT * LONG):
@@ -87,6 +88,20 @@ class TestOneModel:
         request |= {"logit_bias": {"70": 12}, "frequency_penalty": 2.0, "presence_penalty": 2.0}
         penalized = page.call("generate", request=request)
         assert 1 <= penalized["ids"].count(70) < 12
+
+    def test_top_logprobs_are_the_largest_in_order(
+        self, model: Path, page: Page, greedy: Any
+    ) -> None:
+        """`argsort_probs` does not sort: WebLLM looks for them itself, in all probabilities."""
+        request = {
+            **greedy_request(TEXT, 1), "temperature": 1.0, "logprobs": True, "top_logprobs": 5,
+        }  # fmt: skip
+        answer = page.call("generate", request=request)
+        logits = greedy(model).logits(page.call("tokenize", text=TEXT)).astype(float)
+        expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+        (top,), (drawn,) = answer["top_logprobs"], answer["ids"]
+        np.testing.assert_allclose(top, np.sort(expected)[::-1][:5], atol=2e-3)
+        np.testing.assert_allclose(answer["logprobs"], [expected[drawn]], atol=2e-3)
 
     def test_json_mode(self, page: Page) -> None:
         schema = (

@@ -13,6 +13,8 @@ export interface LibraryRecord extends FileRecord {
   readonly features: readonly string[];
   /** The largest part of a buffer that a kernel is given; null if the library does not say. */
   readonly max_binding_bytes: number | null;
+  /** Threads that must be able to hand each other values; null if the library relies on none. */
+  readonly min_subgroup_size: number | null;
   /** Its kernels suit adapters that compute on the CPU, and are slower on a GPU. */
   readonly is_for_cpu_adapters: boolean;
 }
@@ -33,7 +35,7 @@ export interface ModelRecord {
   readonly num_parameters: number;
   readonly licence: string | null;
   readonly context_window_size: number;
-  /** Bytes of the largest tensor: a GPU buffer must hold it. */
+  /** Bytes of the largest tensor, or part of one, that is loaded: a GPU buffer must hold it. */
   readonly largest_tensor_bytes: number;
   readonly sampling: SamplingAdvice;
   /** Everything but the libraries. */
@@ -48,7 +50,7 @@ export interface ModelIndex {
   readonly has_server: boolean;
 }
 
-export const FORMAT_VERSION = 1;
+export const FORMAT_VERSION = 2;
 
 export class ModelIndexError extends Error {
   override readonly name = "ModelIndexError";

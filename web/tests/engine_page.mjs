@@ -17,10 +17,14 @@ GPUDevice.prototype.createComputePipelineAsync = async function (description) {
   }
 };
 
+// What WebGPU promises of every device, and no more.
+const PROMISED = { maxBufferSize: 2 ** 28, maxStorageBufferBindingSize: 2 ** 27 };
+
 // Errors that nobody waits for, such as of a kernel's arguments.
 const requestDevice = GPUAdapter.prototype.requestDevice;
 GPUAdapter.prototype.requestDevice = async function (description) {
-  const device = await requestDevice.call(this, description);
+  const requiredLimits = { ...description?.requiredLimits, ...PROMISED };
+  const device = await requestDevice.call(this, { ...description, requiredLimits });
   device.addEventListener("uncapturederror", ({ error }) => pipelines.faults.push(error.message));
   return device;
 };
@@ -32,7 +36,14 @@ function pipeline() {
 
 async function collect(stream) {
   const started = performance.now();
-  const chunks = { pieces: [], times_ms: [], logprobs: [], finish_reason: null, usage: null };
+  const chunks = {
+    pieces: [],
+    times_ms: [],
+    logprobs: [],
+    top_logprobs: [],
+    finish_reason: null,
+    usage: null,
+  };
   for await (const chunk of stream) {
     const [choice] = chunk.choices;
     const piece = choice?.delta?.content ?? choice?.text;
@@ -40,7 +51,10 @@ async function collect(stream) {
       chunks.pieces.push(piece);
       chunks.times_ms.push(performance.now() - started);
     }
-    for (const token of choice?.logprobs?.content ?? []) chunks.logprobs.push(token.logprob);
+    for (const token of choice?.logprobs?.content ?? []) {
+      chunks.logprobs.push(token.logprob);
+      chunks.top_logprobs.push(token.top_logprobs.map(({ logprob }) => logprob));
+    }
     chunks.finish_reason = choice?.finish_reason ?? chunks.finish_reason;
     chunks.usage = chunk.usage ?? chunks.usage;
   }

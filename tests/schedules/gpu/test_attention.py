@@ -269,6 +269,14 @@ def test_a_chain_is_a_tree_and_the_context_may_be_empty(gpu):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_only_wide_heads_take_more_shared_memory():
+    usual = replace(LEAST, shared_bytes=16 << 10)
+    more = replace(usual, max_shared_bytes=32 << 10)
+    assert tiling(AttentionShape(4, 1, 256, PAGE, "float16"), more).pages == 1
+    narrow = AttentionShape(4, 1, 128, PAGE, "float16")
+    assert tiling(narrow, more) == tiling(narrow, usual)
+
+
 def test_tiling_fits_in_shared_memory():
     for heads, kv_heads, dim in ((9, 3, 64), (32, 8, 128), (71, 1, 64), (4, 1, 256), (32, 1, 128)):
         for kilobytes in (16, 32, 48):

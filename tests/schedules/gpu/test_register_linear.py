@@ -1,5 +1,7 @@
 """Linear layers in registers, and 16-bit weights that come as words."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from everycast.artifact.dtypes import numpy_dtype
@@ -7,8 +9,10 @@ from everycast.artifact.tensor_format import TensorFormat
 from everycast.quant_schemes.group import dequantize
 from everycast.quant_schemes.scheme import SCHEMES
 from everycast.schedules.gpu.embedding import embedding
+from everycast.schedules.gpu.limits import GpuLimits
+from everycast.schedules.gpu.linear import linear
 from everycast.schedules.gpu.linear_operator import LinearOperator
-from everycast.schedules.gpu.register_linear import register_linear
+from everycast.schedules.gpu.row_parts import row_parts
 from everycast.schedules.gpu.weight import HALVES, GpuWeight, words_of
 
 FORMATS = {
@@ -19,6 +23,10 @@ FORMATS = {
 }
 UNIQUE = {fmt: name for name, fmt in reversed(FORMATS.items())}
 CASES = [pytest.param(fmt, id=name) for fmt, name in UNIQUE.items()]
+
+
+def in_registers(limits: GpuLimits) -> GpuLimits:
+    return replace(limits, shares_memory=False)
 
 
 def as_words(array: np.ndarray) -> np.ndarray:
@@ -45,7 +53,7 @@ def relative_error(got, expected):
 def test_linear(gpu, fmt, in_words):
     n, k = 38, 100
     made, parts, matrix = weight(gpu, fmt, n, k, in_words)
-    func = register_linear(LinearOperator((made,), (True,), residual=True), gpu.limits)
+    func = linear(LinearOperator((made,), (True,), residual=True), in_registers(gpu.limits))
     bias = gpu.rng.standard_normal(n).astype("float32")
     for rows in (1, 2, 11):
         x = gpu.rng.standard_normal((rows, k)).astype("float32")
@@ -54,13 +62,31 @@ def test_linear(gpu, fmt, in_words):
         assert relative_error(y, x @ matrix.T + bias + residual) < 1e-5
 
 
+@pytest.mark.parametrize("in_words", [False, True])
+def test_weights_in_parts(gpu, in_words):
+    n, k, fmt = 131, 100, FORMATS["q8f16_1"]
+    made, parts, matrix = weight(gpu, fmt, n, k, False)
+    made = replace(made, halves_in_words=in_words)
+    limits = replace(gpu.limits, max_weight_bytes=64 * 128)
+    rows_of_parts = row_parts((made,), limits)
+    assert [len(rows) for rows in rows_of_parts] == [64, 64, 3]
+    pieces = [part[rows.start : rows.stop] for rows in rows_of_parts for part in parts]
+    if in_words:
+        pieces = [as_words(piece) for piece in pieces]
+    func = linear(LinearOperator((made,), (True,)), in_registers(limits))
+    bias = gpu.rng.standard_normal(n).astype("float32")
+    for rows in (1, 9):
+        x = gpu.rng.standard_normal((rows, k)).astype("float32")
+        *_, y = gpu.run(func, x, *pieces, bias, np.full((rows, n), 7, "float32"))
+        assert relative_error(y, x @ matrix.T + bias) < 1e-5
+
+
 def test_gated(gpu):
     n, k, fmt = 38, 100, FORMATS["q4f16_1"]
     gate, gate_parts, gate_matrix = weight(gpu, fmt, n, k, True)
     up, up_parts, up_matrix = weight(gpu, fmt, n, k, True)
-    func = register_linear(
-        LinearOperator((gate, up), (False, False), activation="silu"), gpu.limits
-    )
+    operator = LinearOperator((gate, up), (False, False), activation="silu")
+    func = linear(operator, in_registers(gpu.limits))
     for rows in (1, 9):
         x = gpu.rng.standard_normal((rows, k)).astype("float32") * 0.1
         *_, y = gpu.run(func, x, *gate_parts, *up_parts, np.zeros((rows, n), "float32"))
