@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from everycast.artifact.cache import cache_dir
@@ -51,12 +51,28 @@ def write_web_artifact() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def cuda_emulator() -> ModuleType:
-    """tests/targets/cuda_emulation/emulator.py: runs CUDA C on a CPU; skips without g++."""
-    emulator = _load(TESTS / "targets" / "cuda_emulation" / "emulator.py")
+def emulation() -> ModuleType:
+    """tests/targets/emulation/emulator.py: runs GPUs' kernels on a CPU; skips without g++."""
+    emulator = _load(TESTS / "targets" / "emulation" / "emulator.py")
     if emulator.compiler() is None:
-        pytest.skip("CUDA C is compiled for the CPU by g++: apt install g++")
+        pytest.skip("kernels are compiled for the CPU by g++: apt install g++")
     return emulator
+
+
+@pytest.fixture(scope="session")
+def cuda_emulator(emulation: ModuleType) -> SimpleNamespace:
+    """The emulator of CUDA C."""
+    language = _load(TESTS / "targets" / "emulation" / "cuda_source.py")
+    made: SimpleNamespace = emulation.emulator(language)
+    return made
+
+
+@pytest.fixture(scope="session")
+def metal_emulator(emulation: ModuleType) -> SimpleNamespace:
+    """The emulator of Metal's language."""
+    language = _load(TESTS / "targets" / "emulation" / "metal_source.py")
+    made: SimpleNamespace = emulation.emulator(language)
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -126,9 +126,11 @@ def decode_pair(pair: Any, zero: Any, scale: Any, low_end: Any) -> Any:
     return _value("uint32", "everycast_decode_pair", _DECODE_PAIR, pair, zero, scale, low_end)
 
 
-def byte_perm(a: Any, b: Any, selector: int) -> Any:
-    """The bytes of a (0 to 3) and b (4 to 7) that the selector's four digits name, last first."""
-    return _value("uint32", "everycast_byte_perm", _BYTE_PERM, a, b, T.uint32(selector))
+def byte_pair(word: Any, first: int) -> Any:
+    """The halves 1024 + byte, of the bytes `first` (0 or 2) and `first` + 1 of a word."""
+    # The selector's digits name bytes, last first: of the word 0 to 3, of the exponents 4 to 7.
+    exponents, selector = T.uint32(0x64646464), T.uint32(0x4342 if first else 0x4140)
+    return _value("uint32", "everycast_byte_perm", _BYTE_PERM, word, exponents, selector)
 
 
 def _pointer(buffer: Any, *indices: Any) -> Any:

@@ -5,11 +5,10 @@ What is loaded from memory and what is made of it are apart, so that loads go ou
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tvm.script import tirx as T
 
-from .cuda_instructions import byte_perm, decode_pair, pack_halves
 from .kernel import bind, floor_div
 from .weight import GpuWeight, WeightReader
 
@@ -26,11 +25,25 @@ def has_chunks(weight: GpuWeight) -> bool:
     return weight.step in (4, 8)
 
 
+class HalfInstructions(Protocol):
+    """What a target has for two halves in a uint32, the lower one first."""
+
+    def pack_halves(self, low: Any, high: Any) -> Any:
+        """Two float32 rounded to halves."""
+
+    def decode_pair(self, pair: Any, zero: Any, scale: Any, low_end: Any) -> Any:
+        """(pair - zero) · scale + low_end, rounded once if pair - zero is a small integer."""
+
+    def byte_pair(self, word: Any, first: int) -> Any:
+        """The halves 1024 + byte, of the bytes `first` (0 or 2) and `first` + 1 of a word."""
+
+
 @dataclass(frozen=True, slots=True)
 class HalfReader:
     """Reads a weight in chunks inside a kernel."""
 
     reader: WeightReader
+    instructions: HalfInstructions
 
     @property
     def num_chunks(self) -> int:
@@ -68,14 +81,15 @@ class HalfReader:
         fmt = self.reader.weight.format
         if not self._is_decoded_as_halves:
             pairs = zip(loaded[::2], loaded[1::2], strict=True)
-            return [bind(pack_halves(low, high)) for low, high in pairs]
+            return [bind(self.instructions.pack_halves(low, high)) for low, high in pairs]
         offset = T.float16(1024 + (fmt.zero_point or 0))
         if fmt.is_affine:
             *words, scale, low_end = loaded
         else:
             (*words, scale), low_end = loaded, T.float16(0)
-        integers = [pair for word in words for pair in _integers(word, fmt.bits or 0)]
-        return [bind(decode_pair(pair, offset, scale, low_end)) for pair in integers]
+        decode = self.instructions.decode_pair
+        integers = [pair for word in words for pair in self._integers(word)]
+        return [bind(decode(pair, offset, scale, low_end)) for pair in integers]
 
     @property
     def _is_decoded_as_halves(self) -> bool:
@@ -83,19 +97,19 @@ class HalfReader:
         fmt = self.reader.weight.format
         return fmt.bits in (4, 8) and fmt.dtype == "float16"
 
-
-def _integers(word: Any, bits: int) -> list[Any]:
-    """The values q of a word as halves 1024 + q, two in a uint32."""
-    if bits == 8:
-        return [bind(byte_perm(word, T.uint32(0x64646464), s)) for s in (0x4140, 0x4342)]
-    base = T.uint32(_EXACT_INTEGERS << 16 | _EXACT_INTEGERS)
-    pairs = []
-    for i in range(4):
-        low = T.shift_right(word, T.uint32(8 * i)) if i else word
-        up = 12 - 8 * i
-        high = T.shift_left(word, T.uint32(up)) if up > 0 else T.shift_right(word, T.uint32(-up))
-        both = T.bitwise_or(
-            T.bitwise_and(low, T.uint32(0xF)), T.bitwise_and(high, T.uint32(0xF0000))
-        )
-        pairs.append(bind(T.bitwise_or(both, base)))
-    return pairs
+    def _integers(self, word: Any) -> list[Any]:
+        """The values q of a word as halves 1024 + q, two in a uint32."""
+        if self.reader.weight.format.bits == 8:
+            return [bind(self.instructions.byte_pair(word, first)) for first in (0, 2)]
+        base = T.uint32(_EXACT_INTEGERS << 16 | _EXACT_INTEGERS)
+        pairs = []
+        for i in range(4):
+            low = T.shift_right(word, T.uint32(8 * i)) if i else word
+            up = 12 - 8 * i
+            shift = T.shift_left if up > 0 else T.shift_right
+            high = shift(word, T.uint32(abs(up)))
+            both = T.bitwise_or(
+                T.bitwise_and(low, T.uint32(0xF)), T.bitwise_and(high, T.uint32(0xF0000))
+            )
+            pairs.append(bind(T.bitwise_or(both, base)))
+        return pairs

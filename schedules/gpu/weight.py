@@ -121,15 +121,9 @@ class WeightReader:
         size = weight.step
         if fmt.bits is None:
             at = bind(step * size)
-            width = vector_width(size)
-            if width == 1 or weight.halves_in_words or fmt.dtype == "bfloat16":
+            if vector_width(size) == 1 or weight.halves_in_words or fmt.dtype == "bfloat16":
                 return [self._number("weight", row, at + i) for i in range(size)]
-            values = []
-            for start in range(0, size, width):
-                vector = self.parts["weight"][row, T.ramp(at + start, 1, width)]
-                floats = bind(T.Cast(f"float32x{width}", vector))
-                values += [bind(T.Shuffle([floats], [lane])) for lane in range(width)]
-            return values
+            return load_floats(self.parts["weight"], (row,), at, size)
         words = [bind(self.part("q_weight", row, step))]
         high = [self.high_bits(row, step)] if fmt.bits in (5, 6) else []
         return [*words, *high, *self.scales(row, step)]
@@ -212,6 +206,31 @@ class WeightReader:
         """An element of a part of a quantized weight, `column` along K."""
         buffer = self.parts[name]
         return buffer[column, row] if self.weight.is_transposed else buffer[row, column]
+
+
+def load_floats(buffer: Any, rows: Sequence[Any], first: Any, count: int) -> list[Any]:
+    """buffer[*rows, first …], floats of any dtype, as `count` float32, an even number; read four
+    or two at a time."""
+    width, values = vector_width(count), []
+    for start in range(0, count, width):
+        vector = buffer[(*rows, T.ramp(first + start, 1, width))]
+        if buffer.dtype == "bfloat16":  # not every device knows the dtype
+            bits = T.Cast(f"uint32x{width}", T.reinterpret(f"uint16x{width}", vector))
+            moved = T.shift_left(bits, T.Broadcast(_u32(16), width))
+            floats = bind(T.reinterpret(f"float32x{width}", moved))
+        else:
+            floats = bind(T.Cast(f"float32x{width}", vector))
+        values += [bind(T.Shuffle([floats], [lane])) for lane in range(width)]
+    return values
+
+
+def floats_of_bfloat16(words: Sequence[Any]) -> list[Any]:
+    """The bfloat16 values of words of two, as float32."""
+    values = []
+    for word in words:
+        values.append(bind(T.reinterpret("float32", T.shift_left(word, _u32(16)))))
+        values.append(bind(T.reinterpret("float32", T.bitwise_and(word, _u32(0xFFFF0000)))))
+    return values
 
 
 def _u32(value: int) -> Any:

@@ -1,6 +1,7 @@
 """Few rows times a weight, with wide reads: what `gemv` does, for GPUs whose memory is far away.
 
-    block: threads as (lanes, columns of y); a lane reads some words of a row at once, 16 bytes
+    block: threads as (lanes, columns of y); a lane reads some words of a row at once, 16 bytes:
+           of quantized values, or of 16-bit floats
     thread: registers [weights, columns, tokens], summed over the lanes in the end
 
 Memory that takes hundreds of cycles to answer is kept busy by what is under way at the same time:
@@ -45,7 +46,7 @@ from .kernel import (
 from .limits import GpuLimits
 from .linear_operator import LinearArguments
 from .reduce import over_lanes
-from .weight import GpuWeight, WeightReader
+from .weight import HALVES, GpuWeight, WeightReader, floats_of_bfloat16, load_floats
 
 _LEAST_LANES = 8
 _GAP = 4
@@ -61,16 +62,25 @@ def has_wide_reads(weight: GpuWeight, limits: GpuLimits) -> bool:
 def _num_words(weight: GpuWeight, limits: GpuLimits) -> int:
     """Words of a span: of one group, at most as many as the limits say."""
     fmt = weight.format
-    if fmt.bits is None or weight.is_transposed:
+    if fmt.bits is None:
+        is_half = fmt.dtype in HALVES and not weight.halves_in_words
+        return math.gcd(limits.gemv_words, weight.k // 2) if is_half and weight.k % 2 == 0 else 1
+    if weight.is_transposed:
         return 1
     return math.gcd(limits.gemv_words, fmt.group_size // weight.step)
+
+
+def _span(weight: GpuWeight, words: int) -> int:
+    """Values in so many words."""
+    return words * (2 if weight.format.bits is None else weight.step)
 
 
 def emit_wide_gemv(arguments: LinearArguments, limits: GpuLimits, tokens: int) -> None:
     """Launch blocks over the columns of y and groups of `tokens` rows."""
     layer = arguments.operator
     words = _num_words(layer.weights[0], limits)
-    lanes = _num_lanes(layer.weights[0].num_steps // words, limits)
+    weight = layer.weights[0]
+    lanes = _num_lanes(weight.num_steps * weight.step // _span(weight, words), limits)
     teams = limits.gemv_threads // lanes
     own = columns_of_a_thread(layer, limits, teams)
     blocks = [-(-layer.n // (teams * own)), ceil_div(arguments.rows, tokens)]
@@ -112,11 +122,11 @@ class _Block:
     @property
     def span(self) -> int:
         """Values that a lane reads at once."""
-        return self.words * self.weight.step
+        return _span(self.weight, self.words)
 
     @property
     def num_spans(self) -> int:
-        return self.weight.num_steps // self.words
+        return self.weight.num_steps * self.weight.step // self.span
 
     @property
     def turns(self) -> int:
@@ -167,7 +177,7 @@ class _Block:
         return self.turns_a_part * self.lanes * (self.span + _GAP)
 
     def _load_inputs(self, x_part: Any, first_turn: Any) -> None:
-        """A part of x; zeros beyond the last column, and of the last row beyond the last one."""
+        """A part of x; zeros beyond the last column, and beyond the last row that one."""
         k, x = self.weight.k, self.arguments.x
         threads = self.lanes * self.teams
         thread = bind(self.team * self.lanes + self.lane)
@@ -235,12 +245,17 @@ class _Reads:
         self.stages = block.limits.gemv_stages
         thread = bind(block.team * block.lanes + block.lane)
         threads, count = block.lanes * block.teams, len(sources)
-        self.places = [bind((thread + i * threads) * block.words) for i in range(count)]
-        self.stage_size = count * threads * block.words
-        self.staged = shared(self.stages * self.stage_size, "uint32") if self.stages else None
         fmt = block.weight.format
-        self.num_scales = 2 if fmt.is_affine else 1
-        self.scales = registers(count * self.num_scales)
+        self.part = "weight" if fmt.bits is None else "q_weight"
+        # Of what a span is made, in its tensor; and in shared memory, where the bits are the same.
+        self.size = block.span if fmt.bits is None else block.words
+        is_float16 = fmt.bits is None and fmt.dtype == "float16"
+        staged, size = ("float16", block.span) if is_float16 else ("uint32", block.words)
+        self.places = [bind((thread + i * threads) * size) for i in range(count)]
+        self.stage_size = count * threads * size
+        self.staged = shared(self.stages * self.stage_size, staged) if self.stages else None
+        self.num_scales = 0 if fmt.bits is None else 2 if fmt.is_affine else 1
+        self.scales = registers(max(count * self.num_scales, 1))
         self.high_bits = registers(count, "uint32") if fmt.bits in (5, 6) else None
 
     def start(self) -> None:
@@ -258,20 +273,14 @@ class _Reads:
         if self.staged is not None:
             wait_for_copies(self.stages - 2)
             start = bind(floor_mod(turn, self.stages) * self.stage_size)
-            words = [
-                load_vector(self.staged, (), bind(start + place), block.words)
-                for place in self.places
-            ]
+            words = [self._staged(bind(start + place)) for place in self.places]
             ahead = bind(turn + (self.stages - 1))
             with when(ahead < block.turns):
                 self._copy(ahead, bind(floor_mod(ahead, self.stages)))
             commit_copies()
         else:
-            step = self._first_step(turn)
-            words = [
-                load_vector(reader.parts["q_weight"], (column,), step, block.words)
-                for reader, column in self.sources
-            ]
+            first = self._first(turn)
+            words = [self._read(reader, column, first) for reader, column in self.sources]
         for i, of_source in enumerate(words):
             high = [] if self.high_bits is None else [bind(self.high_bits[i])]
             first = i * self.num_scales
@@ -280,22 +289,38 @@ class _Reads:
         self._load_scales(bind(T.min(turn + 1, block.turns - 1)))
         return taken
 
-    def _first_step(self, turn: Any) -> Any:
-        """Of the lane's span; beyond the last span, of that one: x is zero there."""
+    def _first(self, turn: Any) -> Any:
+        """Where the lane's span begins in a row; beyond the last span, where that one does: x is
+        zero there."""
         block = self.block
         span = T.min(turn * block.lanes + block.lane, block.num_spans - 1)
-        return bind(span * block.words)
+        return bind(span * self.size)
 
     def _copy(self, turn: Any, stage: Any) -> None:
-        step, start = self._first_step(turn), bind(stage * self.stage_size)
+        first, start = self._first(turn), bind(stage * self.stage_size)
         for place, (reader, column) in zip(self.places, self.sources, strict=True):
-            words = reader.parts["q_weight"]
-            copy_async(
-                self.staged, start + place, words, column, step, num_bytes=4 * self.block.words
-            )
+            source, num_bytes = reader.parts[self.part], 4 * self.block.words
+            copy_async(self.staged, start + place, source, column, first, num_bytes=num_bytes)
+
+    def _staged(self, at: Any) -> list[Any]:
+        """A span in shared memory: its words, or float32 values."""
+        fmt = self.block.weight.format
+        if fmt.bits is None and fmt.dtype == "float16":
+            return load_floats(self.staged, (), at, self.block.span)
+        words = load_vector(self.staged, (), at, self.block.words)
+        return words if fmt.bits is not None else floats_of_bfloat16(words)
+
+    def _read(self, reader: WeightReader, column: Any, first: Any) -> list[Any]:
+        """The same from its tensor."""
+        source = reader.parts[self.part]
+        if self.block.weight.format.bits is None:
+            return load_floats(source, (column,), first, self.block.span)
+        return load_vector(source, (column,), first, self.block.words)
 
     def _load_scales(self, turn: Any) -> None:
-        step = self._first_step(turn)
+        if not self.num_scales:
+            return
+        step = self._first(turn)
         for i, (reader, column) in enumerate(self.sources):
             if self.high_bits is not None:
                 store(self.high_bits, reader.high_bits(column, step), i)

@@ -1,4 +1,4 @@
-"""The kernels of a small model as CUDA gets them, emulated; linear layers: `test_gemm.py`."""
+"""A small model's kernels as CUDA and Metal get them, emulated; linear layers: `test_gemm.py`."""
 
 import importlib.util
 from pathlib import Path
@@ -16,7 +16,7 @@ from everycast.schedules.gpu.norm import rms_norm, take_rows
 from everycast.schedules.gpu.rotary import rotary_table, rotate_and_append
 from everycast.schedules.gpu.weight import GpuWeight
 
-LIMITS = GpuLimits(max_threads=1024, shared_bytes=48 << 10, subgroup=32)
+LIMITS = GpuLimits(max_threads=1024, shared_bytes=32 << 10, subgroup=32)
 SIZE, WINDOW = 100, 7
 SHAPE = AttentionShape(6, 2, 16, 16, "float16")
 TABLES = {
@@ -38,10 +38,10 @@ FUNCTIONS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def gpu(cuda_emulator):
+@pytest.fixture(scope="module", params=["cuda", "metal"])
+def gpu(request):
     """In place of a Vulkan device."""
-    program = cuda_emulator.Emulated(FUNCTIONS)
+    program = request.getfixturevalue(f"{request.param}_emulator").Emulated(FUNCTIONS)
 
     def run(func, *arguments):
         return program.run(str(func.attrs["global_symbol"]), *arguments)

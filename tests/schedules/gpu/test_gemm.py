@@ -1,4 +1,5 @@
-"""Linear layers as CUDA gets them: tensor cores for many rows, wide reads for few. Emulated."""
+"""Linear layers as CUDA and Metal get them: matrix instructions for many rows, wide reads for few.
+Emulated."""
 
 import dataclasses
 
@@ -10,8 +11,9 @@ from everycast.schedules.gpu.half_rows import half_rows, padded
 from everycast.schedules.gpu.limits import GpuLimits, MatrixTile
 from everycast.schedules.gpu.linear import linear
 from everycast.schedules.gpu.linear_operator import LinearOperator
-from everycast.schedules.gpu.tensor_core_gemm import can_use_tensor_cores, workspace_size
+from everycast.schedules.gpu.matrix_gemm import can_use_matrices, workspace_size
 from everycast.schedules.gpu.weight import GpuWeight
+from everycast.schedules.gpu.wide_gemv import has_wide_reads
 
 SMALL = GpuLimits(
     max_threads=1024, shared_bytes=48 << 10, gemv_tokens=2, gemv_passes=1, gemv_words=4,
@@ -26,6 +28,11 @@ LARGE = dataclasses.replace(
         MatrixTile(128, 128, 32, 64, 32),
     ),
     matrix_blocks=2,
+)  # fmt: skip
+METAL = GpuLimits(
+    max_threads=256, shared_bytes=32 << 10, gemv_tokens=2, gemv_passes=1, gemv_words=4,
+    gemv_blocks=2, subgroup=32, matrix_blocks=3, matrix_unit="simdgroup",
+    matrix_tiles=(MatrixTile(16, 64, 32, 16, 32), MatrixTile(64, 64, 32, 32, 32)),
 )  # fmt: skip
 FORMATS = {
     "q4": TensorFormat("float16", 4, 32, 7),
@@ -61,6 +68,7 @@ def gated(fmt, n, k=K, activation="silu"):
 OPERATORS = {
     **{name: operator(fmt) for name, fmt in (FORMATS | IN_FLOAT32).items()},
     "long": operator(FORMATS["q4"], LONG_N, LONG_K),
+    "float16 in two words": operator(FORMATS["float16"], LONG_N, 140),
     "gated": gated(FORMATS["q4"], 75),
     "gated, long": gated(FORMATS["q4"], LONG_N, 520),
     "gated q8": gated(FORMATS["q8"], 76, activation="gelu_tanh"),
@@ -70,16 +78,25 @@ OPERATORS_IN_LARGE_TILES = {
     "large, long": operator(FORMATS["q8"], LONG_N, LONG_K),
     "large gated": gated(FORMATS["q4 affine"], 70),
 }
+OPERATORS_ON_METAL = {
+    f"{name} on Metal": OPERATORS[name]
+    for name in ("q4 transposed", "q4 affine", "q8", "Q6_K", "float16", "gated, long")
+}
+ALL = OPERATORS | OPERATORS_IN_LARGE_TILES | OPERATORS_ON_METAL
 
 
 @pytest.fixture(scope="module")
-def emulated(cuda_emulator):
-    """Two programs: the same function has the same name in both."""
+def emulated(cuda_emulator, metal_emulator):
+    """Operator → (its program, limits); the same function has the same name in each program."""
     programs = {}
-    for limits, operators in ((SMALL, OPERATORS), (LARGE, OPERATORS_IN_LARGE_TILES)):
+    for emulator, limits, operators in (
+        (cuda_emulator, SMALL, OPERATORS),
+        (cuda_emulator, LARGE, OPERATORS_IN_LARGE_TILES),
+        (metal_emulator, METAL, OPERATORS_ON_METAL),
+    ):
         functions = [linear(op, limits) for op in operators.values()]
         functions += [half_rows(k, limits) for k in (K, 520, LONG_K)]
-        program = cuda_emulator.Emulated(functions)
+        program = emulator.Emulated(functions)
         programs |= dict.fromkeys(operators, (program, limits))
     yield programs
     for program in {id(program): program for program, _ in programs.values()}.values():
@@ -93,10 +110,10 @@ def layer(emulated, random_parts):
 
     def run(name, x):
         program, limits = emulated[name]
-        op = (OPERATORS | OPERATORS_IN_LARGE_TILES)[name]
+        op = ALL[name]
         n, k, rows = op.n, op.k, len(x)
         arguments, products = [x], []
-        if can_use_tensor_cores(op, limits):
+        if can_use_matrices(op, limits):
             halves = np.full((rows, padded(k)), 7, "float16"), np.full(rows, 7, "float32")
             _, *halves = program.run(f"half_rows_{k}", x, *halves)
             arguments += halves
@@ -134,24 +151,26 @@ def errors(y, expected):
     return np.abs(y - expected).max(1) / np.abs(expected).max(1)
 
 
-@pytest.mark.parametrize("name", [*OPERATORS, *OPERATORS_IN_LARGE_TILES])
+@pytest.mark.parametrize("name", ALL)
 def test_linear_layers(layer, name):
     rng = np.random.default_rng(1)
-    op = (OPERATORS | OPERATORS_IN_LARGE_TILES)[name]
-    rows_of = (1, 2, 17) if op.k == LONG_K else ROWS if name in OPERATORS else (3, 33, 65, 130)
+    op = ALL[name]
+    rows_of = (1, 2, 17) if op.k == LONG_K else ROWS
+    if name in OPERATORS_IN_LARGE_TILES:
+        rows_of = (3, 33, 65, 130)
     for rows in rows_of:
         x = rng.standard_normal((rows, op.k)).astype("float32")
         if op.activation:
             x *= 0.05
         y, expected = layer(name, x)
-        in_halves = rows > SMALL.gemv_rows and name not in IN_FLOAT32
+        in_halves = rows > SMALL.gemv_rows and can_use_matrices(op, SMALL)
         of_rows = errors(y, expected)
         if op.activation:  # a product of two sums, in some rows all of them small
             of_rows = np.abs(y - expected) / np.abs(expected).max() / 2
         assert of_rows.max() < (HALF if in_halves else SINGLE), rows
 
 
-@pytest.mark.parametrize("name", ["q4", "float16"])
+@pytest.mark.parametrize("name", ["q4", "float16", "q8 on Metal"])
 def test_rows_of_any_size_keep_their_accuracy(layer, name):
     rng = np.random.default_rng(2)
     x = rng.standard_normal((20, K)).astype("float32")
@@ -165,28 +184,45 @@ def test_rows_of_any_size_keep_their_accuracy(layer, name):
     assert errors(y[~large], expected[~large]).max() < 1e-2
 
 
-def test_zeros_and_numbers_that_are_not_finite_stay_in_their_rows(layer):
+@pytest.mark.parametrize("name", ["q4", "q8 on Metal"])
+def test_zeros_and_numbers_that_are_not_finite_stay_in_their_rows(layer, name):
     x = np.random.default_rng(3).standard_normal((20, K)).astype("float32")
     x[4], x[5, 3], x[6, 0] = 0, np.inf, np.nan
     with np.errstate(invalid="ignore"):
-        y, expected = layer("q4", x)
+        y, expected = layer(name, x)
     assert not np.isfinite(y[5:7]).any()
     rest = [i for i in range(20) if i not in (5, 6)]
     assert errors(y[rest], expected[rest]).max() < HALF
 
 
-def test_tensor_cores_multiply(emulated):
-    source = emulated["q4"][0].source
-    for instruction in ("mma.sync.aligned.m16n8k16", "ldmatrix.sync", "cp.async.cg"):
+@pytest.mark.parametrize(
+    ("name", "instructions"),
+    [
+        ("q4", ("mma.sync.aligned.m16n8k16", "ldmatrix.sync", "cp.async.cg")),
+        ("q8 on Metal", ("simdgroup_multiply_accumulate", "simdgroup_load", "simdgroup_store")),
+    ],
+)
+def test_matrix_instructions_multiply(emulated, name, instructions):
+    source = emulated[name][0].source
+    for instruction in instructions:
         assert instruction in source
 
 
 def test_what_is_meant_to_be_exact_is_multiplied_in_float32():
     for name, fmt in (FORMATS | IN_FLOAT32).items():
-        assert can_use_tensor_cores(operator(fmt), SMALL) == (name in FORMATS)
+        assert can_use_matrices(operator(fmt), SMALL) == (name in FORMATS)
     without = dataclasses.replace(SMALL, matrix_tiles=())
-    assert not can_use_tensor_cores(operator(FORMATS["q4"]), without)
-    assert not can_use_tensor_cores(operator(FORMATS["float16"], k=137), SMALL)
+    assert not can_use_matrices(operator(FORMATS["q4"]), without)
+    assert not can_use_matrices(operator(FORMATS["float16"], k=137), SMALL)
+
+
+def test_which_weights_are_read_by_several_words():
+    for name, fmt in (FORMATS | IN_FLOAT32).items():
+        is_wide = has_wide_reads(GpuWeight(fmt, N, K), SMALL)
+        assert is_wide == (name not in ("q4 transposed", "float32")), name
+    half = FORMATS["float16"]
+    assert [has_wide_reads(GpuWeight(half, N, k), SMALL) for k in (137, 138, 140)] == [0, 0, 1]
+    assert not has_wide_reads(GpuWeight(half, N, K, halves_in_words=True), SMALL)
 
 
 @pytest.mark.parametrize(

@@ -135,5 +135,5 @@ def test_shared_memory_that_nobody_wrote_is_not_a_number(emulated):
 
 def test_an_unknown_instruction_is_named(cuda_emulator):
     source = 'asm volatile("bar.red.popc.u32 %0, 1;" : "=r"(x) : "r"(y));'
-    with pytest.raises(cuda_emulator.EmulationError, match="no emulation of the instruction: bar"):
-        cuda_emulator.emulated_source(source, [])
+    with pytest.raises(ValueError, match="no emulation of the instruction: bar"):
+        cuda_emulator.language.translated(source)

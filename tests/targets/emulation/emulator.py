@@ -1,4 +1,6 @@
-"""Runs the CUDA C that TVM writes on a CPU: every thread a fiber, under g++'s sanitizers.
+"""Runs the source that TVM writes for GPUs on a CPU: every thread a fiber, under g++'s sanitizers.
+
+A language (`cuda_source.py`, `metal_source.py`) says how its source becomes C++.
 
 What it finds: wrong numbers, barriers that not all threads come to, warp operations that not all
 lanes come to, accesses outside of shared memory or a tensor or that are not aligned, reads of
@@ -14,13 +16,13 @@ import ctypes
 import functools
 import hashlib
 import os
-import re
 import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,33 +36,11 @@ from tvm.tirx.compilation_pipeline import register_tir_pipeline
 HERE = Path(__file__).parent
 ORDERS = (0, 1, 2)
 """Ascending, descending, random: the bits of all must be the same."""
-SPEC = {
-    "kind": "cuda", "arch": "sm_80", "thread_warp_size": 32, "max_num_threads": 1024,
-    "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152, "host": {"kind": "llvm"},
-}  # fmt: skip
 _OPTIONS = (
     "-std=c++17", "-O1", "-g0", "-w", "-fno-strict-aliasing", "-ffp-contract=off",
     "-fsanitize=address,bounds", "-fno-sanitize-recover=all", "--param", "asan-stack=0",
 )  # fmt: skip
 _ENVIRONMENT = {"ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0"}
-
-_SHARED = re.compile(r"__shared__\s+(?:alignas\(\d+\)\s+)?([\w ]+?)\s+(\w+)\[(\d+)\];")
-_KERNEL = re.compile(
-    r'extern "C" __global__ void (?:__launch_bounds__\(\w+\) )?(\w+)\(([^)]*)\) \{'
-)
-_ASM = re.compile(r'asm(?: volatile)?\(\s*((?:"[^"]*"\s*)+)((?:[^;"]|"[^"]*")*?)\)\s*;')
-_OPERAND = re.compile(r'"[=+]?\w"\s*\(((?:[^()]|\([^()]*\))*)\)')
-INSTRUCTIONS = {
-    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};": "ptx_mma_m16n8k16",
-    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];": "ptx_ldmatrix_x4",
-    "cp.async.ca.shared.global [%0], [%1], 4;": "ptx_cp_async<4>",
-    "cp.async.ca.shared.global [%0], [%1], 8;": "ptx_cp_async<8>",
-    "cp.async.cg.shared.global [%0], [%1], 16;": "ptx_cp_async<16>",
-    "cp.async.commit_group;": "ptx_cp_async_commit",
-    **{f"cp.async.wait_group {n};": f"ptx_cp_async_wait<{n}>" for n in range(4)},
-}
-"""Inline PTX → the function of emulation.h in its place; all operands in order."""
 
 
 def compiler() -> str | None:
@@ -72,15 +52,25 @@ class EmulationError(AssertionError):
     """A kernel did what it must not do."""
 
 
+def emulator(language: ModuleType) -> SimpleNamespace:
+    """`Emulated` and `EmulatedLibrary` for a language, and the target that it is written for."""
+    return SimpleNamespace(
+        language=language,
+        SPEC=language.SPEC,
+        Emulated=functools.partial(Emulated, language),
+        EmulatedLibrary=functools.partial(EmulatedLibrary, language),
+        EmulationError=EmulationError,
+    )
+
+
 class Emulated:
     """PrimFuncs compiled for emulation, all in one program: `run(name, *arrays)`."""
 
-    def __init__(self, functions: Sequence[Any], spec: Mapping[str, Any] = SPEC) -> None:
-        self.source, host, self._launch_axes = _build(functions, spec)
-        kernels = [(match[1], match[2]) for match in _KERNEL.finditer(self.source)]
-        self._numbers = {name: number for number, (name, _) in enumerate(kernels)}
-        self._kinds = {name: _kinds(parameters) for name, parameters in kernels}
-        self._path = _program(emulated_source(self.source, kernels))
+    def __init__(self, language: ModuleType, functions: Sequence[Any]) -> None:
+        self.source, host, self._launch_axes = _build(language, functions)
+        self._kinds = language.kernels(self.source)
+        self._numbers = {name: number for number, name in enumerate(self._kinds)}
+        self._path = _program(language, self.source)
         self._program = self._start()
         self._order, self._arrays = 0, {}
         self.launches: list[str] = []
@@ -185,16 +175,16 @@ def _view(tensor: Any, array: np.ndarray) -> np.ndarray:
     return np.frombuffer(memory, array.dtype).reshape(array.shape)
 
 
-def _build(functions: Sequence[Any], spec: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:
-    """(CUDA C, the host part as a module for the CPU, kernel → its launch axes)."""
-    target, cpu = tvm.target.Target(dict(spec)), tvm.target.Target({"kind": "llvm"})
+def _build(language: ModuleType, functions: Sequence[Any]) -> tuple[str, Any, dict[str, Any]]:
+    """(the kernels' source, the host part as a module for the CPU, kernel → its launch axes)."""
+    target, cpu = tvm.target.Target(dict(language.SPEC)), tvm.target.Target({"kind": "llvm"})
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in functions})
     module = tvm.tirx.transform.BindTarget(target)(module)
     pipeline, finish_host, finish_device = tvm.tirx.get_tir_pipeline(GPU_TIR_PIPELINE)
     host, device = _split(pipeline, module, cpu)
     device = finish_device()(device)
     host = codegen.build_module(finish_host()(host), cpu)
-    return _source(device, target), host, _launch_axes(device)
+    return language.source_of(device, target), host, _launch_axes(device)
 
 
 def _split(
@@ -223,7 +213,8 @@ class EmulatedLibrary:
 
     PIPELINE = "everycast_gpu_emulated"
 
-    def __init__(self) -> None:
+    def __init__(self, language: ModuleType) -> None:
+        self._language = language
         self._device: tvm.IRModule | None = None
         self.launches: collections.Counter[str] = collections.Counter()
         register_tir_pipeline(self.PIPELINE, self._passes)
@@ -240,17 +231,17 @@ class EmulatedLibrary:
 
         return keep_kernels, finish_host, finish_device
 
-    def attach(self, spec: Mapping[str, Any]) -> None:
+    def attach(self) -> None:
         """Compile the kernels, and let the library find them."""
         self.launches.clear()
-        source = _source(self._device, tvm.target.Target(dict(spec)))
-        kernels = [(match[1], match[2]) for match in _KERNEL.finditer(source)]
+        target = tvm.target.Target(dict(self._language.SPEC))
+        source = self._language.source_of(self._device, target)
         options = ("-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC")
-        self._library = ctypes.CDLL(_program(emulated_source(source, kernels), options))
+        self._library = ctypes.CDLL(_program(self._language, source, options))
         self._library.emulate.restype = ctypes.c_char_p
         axes = _launch_axes(self._device)
-        for number, (name, parameters) in enumerate(kernels):
-            call = functools.partial(self._launch, name, number, _kinds(parameters), axes[name])
+        for number, (name, kinds) in enumerate(self._language.kernels(source).items()):
+            call = functools.partial(self._launch, name, number, kinds, axes[name])
             tvm_ffi.register_global_func(name, call, override=True)
 
     def _launch(
@@ -286,88 +277,36 @@ def _with_host_on_cpu(module: tvm.IRModule, cpu: tvm.target.Target) -> tvm.IRMod
     return tvm.IRModule(updated, attrs=module.attrs)
 
 
-def _source(device: tvm.IRModule, target: tvm.target.Target) -> str:
-    said: list[str] = []
-
-    def keep(source: str, _: object) -> str:
-        said.append(source)
-        return source
-
-    callbacks = {"tvm_callback_cuda_postproc": keep, "tvm_callback_cuda_compile": lambda *_: ""}
-    before = {name: tvm_ffi.get_global_func(name, allow_missing=True) for name in callbacks}
-    for name, function in callbacks.items():
-        tvm_ffi.register_global_func(name, function, override=True)
-    try:
-        codegen.build_module(device, target)
-    finally:
-        for name, function in before.items():
-            if function is None:
-                tvm_ffi.registry.remove_global_func(name)
-            else:
-                tvm_ffi.register_global_func(name, function, override=True)
-    return said[0]
-
-
-def _kinds(parameters: str) -> list[str]:
-    """Of each parameter of a kernel: 'pointer', 'real' or 'integer'."""
-    return [
-        "pointer" if "*" in p else "real" if re.search(r"\b(float|double)\b", p) else "integer"
-        for p in parameters.split(",")
+def _cpp(language: ModuleType, source: str) -> str:
+    """The C++ program: the kernels, and a table of them."""
+    calls = language.calls(source)
+    functions = [
+        f"static void call_{name}(const Argument* a) {{ {call} }}" for name, call in calls.items()
     ]
-
-
-def emulated_source(source: str, kernels: Sequence[tuple[str, str]]) -> str:
-    """The C++ program: shared arrays that the driver gives, functions in place of instructions,
-    and a table of the kernels."""
-    sites = iter(range(1 << 20))
-    source = _SHARED.sub(
-        lambda m: (
-            f"{m[1]}* {m[2]} = ({m[1]}*)"
-            f"emulation::shared_array({next(sites)}, {m[3]} * sizeof({m[1]}));"
-        ),
-        source,
-    )
-    source = _ASM.sub(_instruction, source)
-    calls, table = [], []
-    for name, parameters in kernels:
-        values = ", ".join(
-            f"({parameter.rsplit(None, 1)[0].replace('__restrict__', '')})a[{i}]."
-            + {"pointer": "pointer", "real": "real", "integer": "integer"}[kind]
-            for i, (parameter, kind) in enumerate(
-                zip(parameters.split(","), _kinds(parameters), strict=True)
-            )
-        )
-        calls.append(f"static void call_{name}(const Argument* a) {{ {name}({values}); }}")
-        table.append(f'{{"{name}", call_{name}}},')
+    table = [f'{{"{name}", call_{name}}},' for name in calls]
     return "\n".join(
-        [source, "namespace emulation {", *calls, "const Kernel kernels[] = {", *table, "};",
+        [f'#include "{HERE}/{language.HEADER}"', language.translated(source),
+         "namespace emulation {", *functions, "const Kernel kernels[] = {", *table, "};",
          f"const int num_kernels = {len(table)};", "}", ""]
     )  # fmt: skip
 
 
-def _instruction(found: re.Match[str]) -> str:
-    text = re.sub(r"\s+", " ", "".join(re.findall(r'"([^"]*)"', found[1]))).strip()
-    if text not in INSTRUCTIONS:
-        raise EmulationError(f"there is no emulation of the instruction: {text}")
-    # A shared address is a pointer here, too long for an unsigned.
-    operands = [o.replace("(unsigned)__cvta", "__cvta") for o in _OPERAND.findall(found[2])]
-    return f"emulation::{INSTRUCTIONS[text]}({', '.join(['__LINE__', *operands])});"
-
-
-def _program(source: str, options: Sequence[str] = _OPTIONS) -> str:
+def _program(language: ModuleType, source: str, options: Sequence[str] = _OPTIONS) -> str:
     """The compiled program, kept by what it is made of."""
-    parts = [source, *((HERE / name).read_text() for name in ("emulation.h", "driver.cc"))]
-    key = hashlib.sha256("\0".join([*parts, *options]).encode()).hexdigest()[:24]
-    folder = Path(tempfile.gettempdir(), f"everycast-cuda-emulation-{os.getuid()}")
+    source = _cpp(language, source)
+    headers = [HERE / "emulation.h", HERE / language.HEADER, HERE / "driver.cc"]
+    parts = [source, *(path.read_text() for path in headers), *options]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir(), f"everycast-emulation-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     program = folder / key
     if not program.exists():
         with tempfile.TemporaryDirectory(dir=folder) as work:
             kernels = Path(work, "kernels.cc")
             kernels.write_text(source)
-            command = [compiler() or "g++", *options, f"-I{HERE}/include", "-include"]
-            command += [str(HERE / "emulation.h"), str(kernels), str(HERE / "driver.cc")]
-            run = subprocess.run([*command, "-o", f"{work}/out"], capture_output=True, text=True)
+            command = [compiler() or "g++", *options, f"-I{HERE}/include"]
+            command += [str(kernels), str(HERE / "driver.cc"), "-o", f"{work}/out"]
+            run = subprocess.run(command, capture_output=True, text=True)
             if run.returncode != 0:
                 raise EmulationError(f"g++ does not take the kernels: {run.stderr[:2000]}")
             os.replace(f"{work}/out", program)

@@ -43,8 +43,9 @@ Memory allocate(size_t bytes) { return Memory(static_cast<char*>(std::malloc(byt
 
 struct Copy {
   void* to;
-  const void* from;
+  const void* from;  // null: `value`
   size_t bytes;
+  uint32_t value;
 };
 
 struct Fiber {
@@ -105,7 +106,7 @@ void start() {
   bool has_copies = false;
   for (const auto& group : running->copies) has_copies |= !group.empty();
   if (has_copies && failure.empty())
-    failure = "a thread ends with copies to shared memory that it has not waited for";
+    failure = "a thread ends with copies or stores that it has not waited for";
   running->thread.state = State::done;
   switch_to_scheduler();
 }
@@ -183,7 +184,16 @@ void run_block() {
   }
 }
 
-void copy(const Copy& one) { std::memcpy(one.to, one.from, one.bytes); }
+void copy(const Copy& one) { std::memcpy(one.to, one.from ? one.from : &one.value, one.bytes); }
+
+// At once or as late as may be: what comes of it must be the same.
+void now_or_later(Copy one) {
+  if (turn_order == 0 || (turn_order > 1 && random_numbers() % 2)) {
+    copy(one);
+    one.bytes = 0;
+  }
+  running->copies.back().push_back(one);
+}
 
 bool read_all(void* to, size_t bytes) {
   for (size_t got = 0; got < bytes;) {
@@ -230,15 +240,9 @@ void* shared_array(int site, size_t bytes) {
   return memory.get();
 }
 
-// At once or as late as may be: what comes of it must be the same.
-void copy_later(void* to, const void* from, size_t bytes) {
-  Copy one{to, from, bytes};
-  if (turn_order == 0 || (turn_order > 1 && random_numbers() % 2)) {
-    copy(one);
-    one.bytes = 0;
-  }
-  running->copies.back().push_back(one);
-}
+void copy_later(void* to, const void* from, size_t bytes) { now_or_later({to, from, bytes, 0}); }
+
+void store_later(void* to, uint32_t value) { now_or_later({to, nullptr, sizeof value, value}); }
 
 void commit_copies() { running->copies.emplace_back(); }
 

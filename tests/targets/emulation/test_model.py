@@ -1,4 +1,4 @@
-"""A whole model with CUDA's kernels, emulated: its logits are those of the CPU library."""
+"""A whole model with CUDA's and Metal's kernels, emulated: the logits of the CPU library."""
 
 import dataclasses
 from pathlib import Path
@@ -10,7 +10,7 @@ from everycast.engine.loader import open_artifact
 from everycast.engine.model_runner import StepInput
 from everycast.engine.paged_runner import PagedRunner
 from everycast.engine.parameters import load_parameters
-from everycast.targets import build, cuda
+from everycast.targets import build, cuda, metal
 from everycast.targets.build import BuildRequest, compile_model
 from everycast.targets.gpu import gpu_target, this_machine
 from everycast.targets.library import export_graph
@@ -37,33 +37,43 @@ class Compiled:
         return self.runner.execute(step).copy()
 
 
-@pytest.fixture(scope="module")
-def emulated_target(cuda_emulator):
-    """(CUDA's target with a host part for this process' memory, its kernels)."""
-    spec = {name: value for name, value in cuda_emulator.SPEC.items() if name != "host"}
-    target = gpu_target("cuda", spec, cuda._LIMITS, this_machine())
-    kernels = cuda_emulator.EmulatedLibrary()
+@pytest.fixture(scope="module", params=["cuda", "metal"])
+def emulated_target(request):
+    """(a target with a host part for this process' memory, its kernels)."""
+    emulator = request.getfixturevalue(f"{request.param}_emulator")
+    spec = {name: value for name, value in emulator.SPEC.items() if name != "host"}
+    limits = {"cuda": cuda._LIMITS, "metal": metal._LIMITS}[request.param]
+    target = gpu_target(request.param, spec, limits, this_machine())
+    kernels = emulator.EmulatedLibrary()
     # The engine takes it for a library that runs in its process; sampling is the CPU's.
     cpu = find_target("cpu")
     changed = {
         "name": "cpu",
         "tir_pipeline": kernels.PIPELINE,
         "constants": cpu.constants,
+        "page_tensors": cpu.page_tensors,
         "model_constants": lambda c: {**cpu.model_constants(c), **target.model_constants(c)},
         "sampling_functions": cpu.sampling_functions,
     }
     return dataclasses.replace(target, **changed), kernels
 
 
-def test_logits(make_tiny, emulated_target, cuda_emulator, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def reference(make_tiny, tmp_path_factory):
+    """(a small checkpoint, its library for the CPU)."""
+    path = tmp_path_factory.mktemp("model")
+    folder = make_tiny("llama", path / "tiny", attention_bias=True, mlp_bias=True)
+    request = BuildRequest(str(folder), "cpu", "q4f16_1", path / "cpu", activations="float32")
+    return folder, Compiled(compile_model(request, lambda *_: None))
+
+
+def test_logits(reference, emulated_target, tmp_path, monkeypatch):
     target, kernels = emulated_target
-    folder = make_tiny("llama", tmp_path / "tiny", attention_bias=True, mlp_bias=True)
-    request = BuildRequest(str(folder), "cpu", "q4f16_1", tmp_path / "cpu", activations="float32")
-    expected = Compiled(compile_model(request, lambda *_: None))
+    folder, expected = reference
     monkeypatch.setattr(build, "find_target", lambda *_, **__: target)
-    request = BuildRequest(str(folder), "cpu", "q4f16_1", tmp_path / "cuda")
+    request = BuildRequest(str(folder), "cpu", "q4f16_1", tmp_path / "gpu")
     artifact = compile_model(request, lambda *_: None)
-    kernels.attach(cuda_emulator.SPEC)
+    kernels.attach()
     got = Compiled(artifact)
 
     ids = np.random.default_rng(1).integers(3, 300, LENGTH)
