@@ -13,9 +13,8 @@ from ..artifact.errors import ArtifactError, CompileError
 from ..artifact.machine_code import from_text
 from ..native.vulkan_runtime import load_vulkan_runtime
 from .runtime import load_runtime
-from .tvm_runtime import tvm_ffi
+from .tvm_runtime import runtime_file, tvm_ffi
 
-_SUFFIX = "dylib" if sys.platform == "darwin" else "so"
 _CUDA_RUNTIME = "libcudart.so.13"
 """What TVM's wheel is linked with."""
 _OLDEST_CUDA_DRIVER = "580"
@@ -132,7 +131,7 @@ def _part(kind: str) -> Path | None:
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
         return None
-    return Path(spec.origin).parent / "lib" / f"libtvm_runtime_{kind}.{_SUFFIX}"
+    return Path(spec.origin).parent / "lib" / runtime_file(kind)
 
 
 _LOADERS: Mapping[str, Callable[[], None]] = {

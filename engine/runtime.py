@@ -18,9 +18,9 @@ import numpy as np
 from ..artifact.dtypes import numpy_dtype
 from ..artifact.errors import ArtifactError, CapacityError, DeviceError
 from .threads import prepare_pools
-from .tvm_runtime import tvm_ffi
+from .tvm_runtime import runtime_file, tvm_ffi
 
-_RUNTIME_FILES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
+_RUNTIME_PARTS = ("", "extra")
 _HUGE_PAGE_BYTES = 2 << 20
 _CPU, _POOLED_ALLOCATOR = 1, 2
 
@@ -39,9 +39,9 @@ def load_runtime() -> None:
         raise ArtifactError("the TVM runtime is missing: pip install apache-tvm")
     prepare_pools()
     folder = Path(spec.origin).parent / "lib"
-    for name in _RUNTIME_FILES:
+    for part in _RUNTIME_PARTS:
         try:
-            ctypes.CDLL(str(folder / name), ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(folder / runtime_file(part)), ctypes.RTLD_GLOBAL)
         except OSError as error:
             raise ArtifactError(
                 f"the TVM runtime does not load: {error}; install apache-tvm again"

@@ -1,8 +1,19 @@
-"""Import `tvm_ffi`, and nothing else: it would load torch if that is installed (2 s, 300 MB)."""
+"""TVM's runtime: `tvm_ffi`, without torch, which it would load if that is installed (2 s, 300 MB);
+and the names of the runtime's files."""
 
 import sys
 from types import ModuleType
 from typing import Any
+
+_SUFFIXES = {"linux": "so", "darwin": "dylib"}
+"""By `sys.platform`."""
+
+
+def runtime_file(part: str = "", platform: str = sys.platform) -> str:
+    """The name of a file of TVM's runtime in its wheel's `lib`: the runtime itself, or a part of it
+    (`extra`, `metal`)."""
+    name = f"libtvm_runtime_{part}" if part else "libtvm_runtime"
+    return f"{name}.{_SUFFIXES.get(platform, 'so')}"
 
 
 def _import_without_torch() -> Any:

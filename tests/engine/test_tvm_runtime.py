@@ -1,6 +1,10 @@
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from everycast.engine.tvm_runtime import runtime_file
 
 TORCH = "print('torch is loaded')\n__version__ = '0'\n"
 
@@ -33,3 +37,23 @@ from everycast.engine import tvm_runtime
 print(sys.modules["torch"] is torch)
 """
     assert run(script, tmp_path) == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("part", "platform", "name"),
+    [
+        ("", "linux", "libtvm_runtime.so"),
+        ("extra", "linux", "libtvm_runtime_extra.so"),
+        ("", "darwin", "libtvm_runtime.dylib"),
+        ("metal", "darwin", "libtvm_runtime_metal.dylib"),
+    ],
+)
+def test_files_are_named_as_the_platform_does(part: str, platform: str, name: str) -> None:
+    assert runtime_file(part, platform) == name
+
+
+@pytest.mark.parametrize("part", ["", "extra"])
+def test_files_of_the_runtime_are_there(part: str) -> None:
+    spec = importlib.util.find_spec("tvm")
+    assert spec is not None and spec.origin is not None
+    assert (Path(spec.origin).parent / "lib" / runtime_file(part)).is_file()
