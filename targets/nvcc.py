@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..artifact.errors import CompileError
 
 INSTALL = "pip install nvidia-cuda-nvcc nvidia-cuda-cccl (or bring NVIDIA's CUDA toolkit)"
+_BLACKWELL = 100
 _HOST_COMPILERS = ("g++", "gcc", "clang++")
 """nvcc calls one of them, even for kernels alone."""
 
@@ -36,13 +38,23 @@ class Nvcc:
         with tempfile.TemporaryDirectory() as folder:
             code, binary = Path(folder, "kernels.cu"), Path(folder, "kernels.fatbin")
             code.write_text(source, encoding="utf-8")
-            numbers = [name.removeprefix("sm_") for name in architectures]
-            wanted = [f"arch=compute_{n},code=sm_{n}" for n in numbers]
-            wanted.append(f"arch=compute_{numbers[-1]},code=compute_{numbers[-1]}")
-            options = [option for each in wanted for option in ("-gencode", each)]
-            command = [self.path, "-fatbin", "-O3", "--threads", "0", *options]
-            _run([*command, "-o", str(binary), str(code)])
+            command = [self.path, "-fatbin", "-O3", "-w", "--threads", "0"]
+            _run([*command, *_code_options(architectures), "-o", str(binary), str(code)])
             return binary.read_bytes()
+
+
+def _code_options(architectures: Sequence[str]) -> list[str]:
+    """Most of the time goes into what comes before machine code, so that architectures share it:
+    those before Blackwell, and those from it on. Their machine code is the same, instruction for
+    instruction, as with a front end each; Blackwell's from the older one takes more registers."""
+    numbers = [int(name.removeprefix("sm_")) for name in architectures]
+    older, newer = ([n for n in numbers if (n >= _BLACKWELL) == is_new] for is_new in (False, True))
+    options = []
+    for group in filter(None, (older, newer)):
+        names = ",".join(f"sm_{n}" for n in group)
+        options += ["-gencode", f"arch=compute_{min(group)},code=[{names}]"]
+    last = numbers[-1]
+    return [*options, "-gencode", f"arch=compute_{last},code=compute_{last}"]
 
 
 def find_nvcc() -> Nvcc:

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 from everycast.artifact.errors import CompileError
+from everycast.targets import nvcc
 from everycast.targets.cuda import chosen_architectures, with_register_bounds
 from everycast.targets.nvcc import Nvcc
 
@@ -49,3 +50,22 @@ def test_the_error_and_not_a_warning_before_it_is_shown(tmp_path: Path):
     compiler.chmod(0o755)
     with pytest.raises(CompileError, match=r"^nvcc failed \(exit code 2\): k.cu\(9\): error"):
         Nvcc(str(compiler)).compile("", ("sm_80",))
+
+
+@pytest.mark.parametrize(
+    ("architectures", "wanted"),
+    [
+        (("sm_90",), ["arch=compute_90,code=[sm_90]", "arch=compute_90,code=compute_90"]),
+        (
+            ("sm_80", "sm_90", "sm_100", "sm_120"),
+            [
+                "arch=compute_80,code=[sm_80,sm_90]",
+                "arch=compute_100,code=[sm_100,sm_120]",
+                "arch=compute_120,code=compute_120",
+            ],
+        ),
+    ],
+)
+def test_architectures_share_the_front_end(architectures, wanted):
+    options = nvcc._code_options(architectures)
+    assert options[1::2] == wanted and set(options[::2]) == {"-gencode"}
