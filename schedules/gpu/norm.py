@@ -13,12 +13,11 @@ from .kernel import (
     kernel_factory,
     launch,
     registers,
-    shared,
     store,
     strided,
 )  # fmt: skip
 from .limits import GpuLimits
-from .reduce import sum_lanes
+from .reduce import sum_block
 
 
 @kernel_factory
@@ -36,15 +35,13 @@ def rms_norm(size: int, epsilon: float, residual: bool, limits: GpuLimits) -> ti
         added = k.buffer("residual", ("rows", size), "float32") if residual else None
         y = k.buffer("y", ("rows", size), "float32")
         with body(), launch([k.size("rows")], [threads]) as ((row,), (thread,)):
-            squares = shared(threads)
             total = registers(1)
             store(total, T.float32(0), 0)
             for i in strided(size, thread, threads):
                 value = bind(x[row, i])
                 store(total, total[0] + value * value, 0)
-            store(squares, total[0], thread)
-            sum_lanes(squares, [0], thread, threads)
-            mean = squares[0] * T.float32(1.0 / size)
+            squares = sum_block(total[0], thread, threads, limits.subgroup)
+            mean = squares * T.float32(1.0 / size)
             inverse = bind(T.float32(1) / T.sqrt(mean + T.float32(epsilon)))
             for i in strided(size, thread, threads):
                 value = x[row, i] * inverse * weight[i]

@@ -1,12 +1,15 @@
 """Sums and largest values over the threads of a block: in shared memory, which is right for any
 subgroup width, or over the threads of a subgroup."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm.script import tirx as T
 
-from .kernel import barrier, bind, shared, store, when
+from .kernel import barrier, bind, floor_div, floor_mod, shared, store, when
+
+Combine = Callable[[Any, Any], Any]
 
 
 def sum_lanes(buffer: Any, starts: Sequence[Any], lane: Any, lanes: int) -> None:
@@ -15,7 +18,7 @@ def sum_lanes(buffer: Any, starts: Sequence[Any], lane: Any, lanes: int) -> None
     `lanes` is a power of two. All threads of the block call it, each after it has written its own
     elements; `lane` is the thread's own i. The sums are there for all threads afterwards.
     """
-    _reduce(buffer, starts, lane, lanes, lambda a, b: a + b)
+    _reduce(buffer, starts, lane, lanes, _add)
 
 
 def max_lanes(buffer: Any, starts: Sequence[Any], lane: Any, lanes: int) -> None:
@@ -41,18 +44,56 @@ def over_lanes(
 
 def sum_subgroup(value: Any, lanes: int, subgroup: int) -> Any:
     """The sum of `value` over the `lanes` threads that share it, right in the first of them; a
-    power of two, at most `subgroup`. All threads of the block call it at the same point."""
+    power of two, at most `subgroup`. All threads of the block call it at the same point.
+
+    The first of them reads no lane beyond its own `lanes`, so that the subgroup may be wider."""
+    return _subgroup(value, lanes, subgroup, _add)
+
+
+def sum_block(value: Any, thread: Any, threads: int, subgroup: int | None) -> Any:
+    """The sum of `value` over the `threads` of a block, a power of two, for all of them.
+
+    All of them call it at the same point. With a `subgroup` there is one barrier: its threads hand
+    each other values, then each thread adds what the subgroups found.
+    """
+    return _block(value, thread, threads, subgroup, _add)
+
+
+def max_block(value: Any, thread: Any, threads: int, subgroup: int | None) -> Any:
+    """As `sum_block`, with the largest in place of the sum."""
+    return _block(value, thread, threads, subgroup, T.max)
+
+
+def _add(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def _subgroup(value: Any, lanes: int, subgroup: int, combine: Combine) -> Any:
     by = lanes // 2
     while by:
         everyone = T.uint32(0xFFFFFFFF)
-        value = bind(value + T.tvm_warp_shuffle_down(everyone, value, by, lanes, subgroup))
+        other = T.tvm_warp_shuffle_down(everyone, value, by, lanes, subgroup)
+        value = bind(combine(value, other))
         by //= 2
     return value
 
 
-def _reduce(
-    buffer: Any, starts: Sequence[Any], lane: Any, lanes: int, combine: Callable[[Any, Any], Any]
-) -> None:
+def _block(value: Any, thread: Any, threads: int, subgroup: int | None, combine: Combine) -> Any:
+    if subgroup is None or threads < subgroup:
+        partial = shared(threads)
+        store(partial, value, thread)
+        _reduce(partial, [0], thread, threads, combine)
+        return bind(partial[0])
+    partial = shared(threads // subgroup)
+    found = _subgroup(value, subgroup, subgroup, combine)
+    with when(floor_mod(thread, subgroup) == 0):
+        store(partial, found, floor_div(thread, subgroup))
+    barrier()
+    parts = (partial[i] for i in range(threads // subgroup))
+    return bind(functools.reduce(combine, parts))
+
+
+def _reduce(buffer: Any, starts: Sequence[Any], lane: Any, lanes: int, combine: Combine) -> None:
     half = lanes // 2
     while half:
         barrier()

@@ -12,7 +12,6 @@ from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
 from ..gpu.kernel import (
-    barrier,
     bind,
     body,
     kernel,
@@ -20,12 +19,11 @@ from ..gpu.kernel import (
     launch,
     registers,
     share,
-    shared,
     store,
     when,
 )
 from ..gpu.limits import GpuLimits
-from ..gpu.reduce import sum_lanes
+from ..gpu.reduce import max_block, sum_block
 from .block_size import row_threads
 
 PARTS = 16
@@ -64,22 +62,18 @@ def softmax_with_temperature(vocab_size: int, limits: GpuLimits) -> tirx.PrimFun
             with launch([PARTS, batch], [threads]) as ((part, row), (thread,)):
                 first, count = part_bounds(part)
                 scale = factor(row)
-                partial, own = shared(threads), registers(1)
+                own = registers(1)
                 store(own, T.float32(_LEAST), 0)
                 with share(count, thread, threads) as i:
                     store(own, T.max(own[0], logits[row, 0, first + i]), 0)
-                store(partial, own[0], thread)
-                _max_lanes(partial, thread, threads)
-                largest = bind(partial[0])
-                barrier()
+                largest = max_block(own[0], thread, threads, limits.subgroup)
                 store(own, T.float32(0), 0)
                 with share(count, thread, threads) as i:
                     store(own, own[0] + power(logits[row, 0, first + i], largest, scale), 0)
-                store(partial, own[0], thread)
-                sum_lanes(partial, [0], thread, threads)
+                total = sum_block(own[0], thread, threads, limits.subgroup)
                 with when(thread == 0):
                     store(found, largest, row, part, 0)
-                    store(found, partial[0], row, part, 1)
+                    store(found, total, row, part, 1)
             with launch([PARTS, batch], [threads]) as ((part, row), (thread,)):
                 first, count = part_bounds(part)
                 scale = factor(row)
@@ -97,14 +91,3 @@ def softmax_with_temperature(vocab_size: int, limits: GpuLimits) -> tirx.PrimFun
                     value = power(logits[row, 0, first + i], largest, scale)
                     store(out, value * inverse, row, 0, first + i)
     return ib.get()
-
-
-def _max_lanes(buffer: Any, lane: Any, lanes: int) -> None:
-    """buffer[0] = the largest of `lanes` elements; see `sum_lanes`."""
-    half = lanes // 2
-    while half:
-        barrier()
-        with when(lane < half):
-            store(buffer, T.max(buffer[lane], buffer[lane + half]), lane)
-        half //= 2
-    barrier()

@@ -15,10 +15,11 @@ from everycast.schedules.webgpu.top_p import sample_with_top_p, token_ids
 SIZES = [1, 7, 300, 5003]
 
 
-@pytest.fixture(params=[True, False], ids=["gpu", "cpu"])
+@pytest.fixture(params=["gpu", "subgroups", "cpu"])
 def row_limits(gpu, request):
-    """Limits of a GPU, and of a CPU that acts as one."""
-    return replace(gpu.limits, shares_memory=request.param)
+    """Limits of a GPU, of one whose subgroups are relied on, and of a CPU that acts as one."""
+    subgroup = 4 if request.param == "subgroups" else None
+    return replace(gpu.limits, subgroup=subgroup, shares_memory=request.param != "cpu")
 
 
 def probabilities(rng, size: int, spread: float = 3.0) -> np.ndarray:

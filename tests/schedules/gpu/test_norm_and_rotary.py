@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from everycast.schedules.gpu.norm import rms_norm, take_rows
@@ -6,11 +8,12 @@ from everycast.schedules.gpu.rotary import rotary_table
 
 @pytest.mark.parametrize("size", [1, 5, 64, 576, 1000])
 @pytest.mark.parametrize("has_residual", [False, True])
-def test_rms_norm(gpu, size, has_residual):
+@pytest.mark.parametrize("subgroup", [None, 4])
+def test_rms_norm(gpu, size, has_residual, subgroup):
     rows = 7
     x, residual = gpu.rng.standard_normal((2, rows, size)).astype("float32")
     weight = gpu.rng.standard_normal(size).astype("float32")
-    func = rms_norm(size, 1e-5, has_residual, gpu.limits)
+    func = rms_norm(size, 1e-5, has_residual, replace(gpu.limits, subgroup=subgroup))
     tensors = [x, weight, *([residual] if has_residual else [])]
     *_, y = gpu.run(func, *tensors, np.zeros_like(x))
     expected = x / np.sqrt((x.astype(float) ** 2).mean(1, keepdims=True) + 1e-5) * weight
