@@ -21,6 +21,7 @@ VERSIONS = Versions("0.2.0", "0.27.0", "0.1.14")
 LIBRARIES: dict[str, tuple[str, list[str]]] = {
     "webgpu": ("lib/webgpu.wasm", []),
     "webgpu:f16": ("lib/webgpu-f16.wasm", ["shader-f16"]),
+    "webgpu:f16-subgroups": ("lib/webgpu-f16-subgroups.wasm", ["shader-f16", "subgroups"]),
     "webgpu:cpu-adapter": ("lib/webgpu-cpu-adapter.wasm", []),
     "cpu": ("lib/cpu.so", []),
 }
@@ -73,6 +74,7 @@ def _library(folder: Path, target: str, cache: TensorCacheReader) -> LibraryStam
             "kind": "webgpu",
             "required_features": features,
             "max_storage_buffer_binding_size": 8000,
+            "min_subgroup_size": 32 if "subgroups" in features else None,
         },
         cpu_features=(),
         versions=VERSIONS,

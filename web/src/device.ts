@@ -2,6 +2,7 @@
 
 import { formatBytes } from "./format";
 import type { LibraryRecord, ModelRecord } from "./models";
+import { findSubgroupSize } from "./subgroups";
 
 /** What the runtime asks of a device, the best first (web-runtime's `detectGPUDevice`): of the
  * first two it is given exactly one of the sizes here, whatever more the device has. */
@@ -22,6 +23,8 @@ export type DeviceReport =
       /** The adapter computes on the CPU: correct, but slow. */
       readonly is_cpu_adapter: boolean;
       readonly features: ReadonlySet<string>;
+      /** How many neighbouring threads can hand each other values; 0 if none can. */
+      readonly subgroup_size: number;
       readonly limits: Readonly<Record<LimitName, number>>;
     };
 
@@ -62,6 +65,7 @@ export async function inspectDevice(
     description: describeAdapter(info),
     is_cpu_adapter: isCpuAdapter(adapter),
     features: new Set(features),
+    subgroup_size: await findSubgroupSize(adapter),
     limits: {
       maxBufferSize: limits.maxBufferSize,
       maxStorageBufferBindingSize: limits.maxStorageBufferBindingSize,
@@ -102,8 +106,12 @@ export function fitModel(model: ModelRecord, device: DeviceReport): Fit {
   if (device.status === "unavailable") return { fits: false, reason: device.reason };
   const missing = (library: LibraryRecord): string[] =>
     library.features.filter((feature) => !device.features.has(feature));
-  const usable = model.libraries.filter((library) => missing(library).length === 0);
-  // First by the kind of adapter, then what uses most of the device: f16 before f32.
+  const usable = model.libraries.filter(
+    (library) =>
+      missing(library).length === 0 && (library.min_subgroup_size ?? 0) <= device.subgroup_size,
+  );
+  // First by the kind of adapter, then what uses most of the device: subgroups before f16 alone,
+  // and that before f32.
   const rank = (library: LibraryRecord): number =>
     (library.is_for_cpu_adapters === device.is_cpu_adapter ? 100 : 0) + library.features.length;
   const [best] = usable.sort((a, b) => rank(b) - rank(a));

@@ -80,7 +80,11 @@ export function makeModel(
   };
   for (const library of described) {
     files.set(library.path, randomBytes(1000));
-    const rest = { max_binding_bytes: null, is_for_cpu_adapters: false };
+    const rest = {
+      max_binding_bytes: null,
+      min_subgroup_size: null,
+      is_for_cpu_adapters: false,
+    };
     record.libraries.push({ ...describe(library.path), ...rest, ...library });
   }
   return { record, files };
@@ -115,7 +119,7 @@ export async function startHost({ models = [makeModel("tiny")], page = "dist-moc
 async function find(host, name, page) {
   if (name === "models.json") {
     return Buffer.from(
-      JSON.stringify({ format_version: 1, models: host.models.map((model) => model.record) }),
+      JSON.stringify({ format_version: 2, models: host.models.map((model) => model.record) }),
     );
   }
   for (const { record, files } of host.models) {

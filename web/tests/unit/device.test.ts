@@ -16,6 +16,7 @@ function library(path: string, rest: Partial<LibraryRecord> = {}): LibraryRecord
     sha256: "",
     features: [],
     max_binding_bytes: null,
+    min_subgroup_size: null,
     is_for_cpu_adapters: false,
     ...rest,
   };
@@ -23,6 +24,10 @@ function library(path: string, rest: Partial<LibraryRecord> = {}): LibraryRecord
 
 const F32 = library("f32");
 const F16 = library("f16", { features: ["shader-f16"] });
+const SUBGROUPS = library("subgroups", {
+  features: ["shader-f16", "subgroups"],
+  min_subgroup_size: 32,
+});
 const CPU = library("cpu", { is_for_cpu_adapters: true });
 
 function model(libraries: readonly LibraryRecord[], largest_tensor_bytes = 2 ** 20): ModelRecord {
@@ -48,6 +53,7 @@ function device(rest: Partial<Extract<DeviceReport, { status: "available" }>> = 
     description: "test",
     is_cpu_adapter: false,
     features: new Set(["shader-f16"]),
+    subgroup_size: 0,
     limits: LIMITS,
     ...rest,
   };
@@ -113,6 +119,18 @@ describe("the choice of a library", () => {
   it("takes f16 where the device has it, f32 elsewhere", () => {
     expect(choice([F32, F16, CPU], device())).toBe("f16");
     expect(choice([F32, F16, CPU], device({ features: new Set() }))).toBe("f32");
+  });
+
+  it("takes subgroups only where they are wide enough", () => {
+    const all = [F32, F16, SUBGROUPS, CPU];
+    const features = new Set(["shader-f16", "subgroups"]);
+    expect(choice(all, device({ features, subgroup_size: 32 }))).toBe("subgroups");
+    for (const subgroup_size of [0, 4, 16]) {
+      expect(choice(all, device({ features, subgroup_size }))).toBe("f16");
+    }
+    expect(choice(all, device({ features: new Set(["subgroups"]), subgroup_size: 32 }))).toBe(
+      "f32",
+    );
   });
 
   it("takes the kernels for CPU adapters there, if there are any", () => {
