@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _COLUMNS = {
     "registers": "registers",
     "scalar_registers": "scalar",
+    "threads": "threads",
+    "buffers": "buffers",
+    "bindings": "bindings",
     "shared_bytes": "shared B",
     "stack_bytes": "stack B",
     "spills": "spills",

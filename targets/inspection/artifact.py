@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ...artifact.errors import CompileError
 from ...artifact.manifest import LibraryStamp, library_file, read_manifest
-from . import cpu, cuda, metal, opencl, rocm, vulkan
+from . import cpu, cuda, metal, opencl, rocm, vulkan, webgpu
 from .library import Library, read_library
 from .report import Finding, LibraryReport, ToolMissing
 
@@ -42,6 +42,8 @@ def _report(target: str, stamp: LibraryStamp, path: Path) -> LibraryReport:
 def _inspect(kind: str, path: Path) -> Finding:
     if kind == "cpu":
         return cpu.inspect(read_library(path), path)
+    if kind == "webgpu":
+        return webgpu.inspect(path)
     if kind not in _INSPECTORS:
         raise ToolMissing(f"libraries for {kind} are not read by this version")
     return _INSPECTORS[kind](read_library(path))

@@ -102,6 +102,11 @@ def device_kernels(module: bytes) -> tuple[list[str], Stream]:
     """
     stream = Stream(module)
     stream.text()
+    return kernel_names(stream), stream
+
+
+def kernel_names(stream: Stream) -> list[str]:
+    """Names of the kernels that such a module tells of, read off the stream."""
     names = []
     for _ in range(stream.number()):
         names.append(stream.text())
@@ -110,4 +115,4 @@ def device_kernels(module: bytes) -> tuple[list[str], Stream]:
         for _ in range(stream.number()):
             stream.content()
         stream.skip_list(4)
-    return names, stream
+    return names

@@ -22,6 +22,12 @@ class KernelUse:
     """Of a thread: 32 bits wide on GPUs."""
     scalar_registers: int | None = None
     """Of a wave, on AMD."""
+    threads: int | None = None
+    """Of a block."""
+    buffers: int | None = None
+    """Tensors that it is given."""
+    bindings: int | None = None
+    """Buffers, and what holds its sizes."""
     shared_bytes: int | None = None
     """Shared memory of a block, as far as it is known before the launch."""
     stack_bytes: int | None = None

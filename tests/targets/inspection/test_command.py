@@ -68,5 +68,5 @@ def test_other_folders_and_damaged_libraries(tiny_artifact: Path, tmp_path: Path
 
 
 def test_targets_that_no_tool_reads() -> None:
-    with pytest.raises(ToolMissing, match="libraries for webgpu are not read by this version"):
-        artifact._inspect("webgpu", Path("library.wasm"))
+    with pytest.raises(ToolMissing, match="libraries for tpu are not read by this version"):
+        artifact._inspect("tpu", Path("library.so"))
