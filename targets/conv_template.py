@@ -60,12 +60,12 @@ def conv_template(folder: Path, tokenizer: TokenizerInfo) -> dict[str, Any]:
     """
     render, bos = _renderer(folder)
     if render is None:
-        return {**_config(_PLAIN, tokenizer, bos=""), "is_exact": True}
+        return {**_config(_PLAIN, tokenizer, tokenizer.add_bos_token), "is_exact": True}
     try:
         bos = bos if _is_first(render, bos) else ""
-        found = _config(_find_parts(render, bos), tokenizer, bos)
+        found = _config(_find_parts(render, bos), tokenizer, bool(bos))
     except Exception:  # Templates are programs of strangers.
-        return {**_config(_PLAIN, tokenizer, bos), "is_exact": False}
+        return {**_config(_PLAIN, tokenizer, bool(bos)), "is_exact": False}
     is_exact = all(_agree(render, found, conversation, bos) for conversation in _CHECKED)
     return {**found, "is_exact": is_exact}
 
@@ -153,7 +153,7 @@ def _with_system(parts: _Parts, render: Render, start: str, bos: str) -> _Parts:
     )
 
 
-def _config(parts: _Parts, tokenizer: TokenizerInfo, bos: str) -> dict[str, Any]:
+def _config(parts: _Parts, tokenizer: TokenizerInfo, has_bos: bool) -> dict[str, Any]:
     # What a role begins with; it differs where an answer is to follow, or stands there.
     shared = _common_start(parts.answer, parts.header)
     content_sep = parts.answer[len(shared) :]
@@ -162,7 +162,7 @@ def _config(parts: _Parts, tokenizer: TokenizerInfo, bos: str) -> dict[str, Any]
         "system_template": parts.before_system + "{system_message}" + parts.after_system,
         "system_message": parts.system_message,
         "render_empty_system_message": parts.always_has_system,
-        "system_prefix_token_ids": [tokenizer.bos_token_id] if bos else None,
+        "system_prefix_token_ids": [tokenizer.bos_token_id] if has_bos else None,
         "add_role_after_system_message": parts.has_user_after_system,
         "roles": {
             "user": parts.user.removesuffix(content_sep),

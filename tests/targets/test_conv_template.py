@@ -135,6 +135,14 @@ def test_a_default_system_message_is_kept(tmp_path: Path) -> None:
 def test_without_a_template_texts_are_lines(tmp_path: Path) -> None:
     found = derive(tmp_path, None, "<s>")
     assert written(found, [("user", "Hi"), ("assistant", "Yes"), ("user", "So")]) == "Hi\nYes\nSo\n"
+    assert found["system_prefix_token_ids"] is None
+
+
+def test_without_a_template_prompts_begin_as_the_tokenizer_says(tmp_path: Path) -> None:
+    """WebLLM's tokenizer adds nothing by itself, and base models like Gemma need it."""
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<bos>"}')
+    found = conv_template(tmp_path, TokenizerInfo(10, 1, (2,), 0, True, False))
+    assert found["system_prefix_token_ids"] == [1]
 
 
 @pytest.mark.parametrize(
