@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel
 
-from ..artifact.errors import CapacityError, RequestError
+from ..artifact.errors import CapacityError, DeviceError, RequestError
 from .body import read_json
 from .errors import HTTPError
 from .metrics import CONTENT_TYPE, prometheus_text
@@ -40,6 +40,8 @@ class Service:
         self.engine = engine
         self.limits = limits
         self.num_active_requests = 0
+        self.device_failed = False
+        """Whether the device failed the last request that it was given."""
         self._created = created
 
     def model_card(self) -> dict[str, Any]:
@@ -69,6 +71,10 @@ class Service:
         self.num_active_requests += 1
         try:
             yield
+            self.device_failed = False
+        except DeviceError:
+            self.device_failed = True
+            raise
         finally:
             self.num_active_requests -= 1
 
@@ -126,6 +132,8 @@ def make_router(service: Service) -> APIRouter:
 
     @router.get("/health")
     async def health() -> JSONResponse:
+        if service.device_failed:
+            return JSONResponse({"status": "the device failed"}, status_code=503)
         return JSONResponse({"status": "ok"})
 
     @router.get("/metrics")

@@ -66,8 +66,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url(bound: socket.socket) -> str:
-    """Where clients reach a bound socket, such as `http://127.0.0.1:8000`."""
+    """Where clients on this machine reach a bound socket, such as `http://127.0.0.1:8000`.
+
+    One that is bound to all addresses is reached at the loopback: browsers refuse WebGPU to a page
+    from `http://0.0.0.0`.
+    """
     host, port = bound.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

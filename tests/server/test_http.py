@@ -196,3 +196,8 @@ def test_an_address_that_is_taken_is_one_line() -> None:
             bind("127.0.0.1", port)
     with pytest.raises(CapacityError, match="--host"):
         bind("no.such.host.invalid", 0)
+
+
+def test_all_addresses_are_shown_as_the_loopback() -> None:
+    with bind("0.0.0.0", 0) as everywhere:
+        assert url(everywhere) == f"http://127.0.0.1:{everywhere.getsockname()[1]}"
