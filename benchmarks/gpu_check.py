@@ -27,6 +27,7 @@ from .gpu_peers import PEERS, matrix_peak, measure_peer
 from .limits import Machine
 from .shapes import Shape, find_shape
 from .workers import BenchError
+from .works import parse_work
 
 MINUTES = 7.5
 WORKS = "decode,prefill_512,batch_8,batch_32"
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options().parse_args(arguments)
     try:
         return _check(options)
-    except EverycastError as error:
+    except (EverycastError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -64,6 +65,7 @@ def _options() -> argparse.ArgumentParser:
 def _check(options: argparse.Namespace) -> int:
     deadline = time.monotonic() + 60 * options.minutes
     shapes = {name: _shape(name) for name in options.shape.split(",")}
+    works = _works(options.works)
     if options.prepare is not None:
         _prepare(options.prepare, options.device, shapes, options.cases)
         return 0
@@ -76,7 +78,7 @@ def _check(options: argparse.Namespace) -> int:
         folder = options.prepared or Path(temporary)
         if options.prepared is None:
             _prepare(folder, _target(device), shapes, options.cases)
-        document = _read(folder)
+        document = _read(folder, kind)
         results: Results = {"device": device, "numerics": [], "speed": {}}
         num_wrong = _numerics(folder, document["cases"], device, results)
         machine = run.measure_limits(folder, device, document["read_bytes"], document["operations"])
@@ -90,10 +92,9 @@ def _check(options: argparse.Namespace) -> int:
             machine = replace(machine, operations_per_s=peak)
         chosen = [name for name in document["shapes"] if name in shapes]
         for name in chosen:
-            works = options.works.split(",")
             num_wrong += _speed(folder, name, device, works, machine, deadline, results)
         for name in chosen:
-            _peers(name, shapes[name], kind, options.works.split(","), deadline, results)
+            _peers(name, shapes[name], kind, works, deadline, results)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2))
     print(
@@ -104,6 +105,20 @@ def _check(options: argparse.Namespace) -> int:
 
 def _shape(name: str) -> Shape:
     return TINY if name == "tiny" else find_shape(name)
+
+
+def _works(text: str) -> list[str]:
+    names = text.split(",")
+    try:
+        works = [parse_work(name) for name in names]
+    except ValueError as error:
+        raise BenchError(str(error)) from None
+    for work in works:
+        if work.kind not in ("decode", "prefill", "batch") or work.is_beside_others:
+            raise BenchError(
+                f"{work.name} is no work of this check; choose decode, decode_N, prefill_N, batch_N"
+            )
+    return names
 
 
 def _target(device: str) -> str:
@@ -133,11 +148,17 @@ def _prepare(folder: Path, target: str, shapes: Mapping[str, Shape], num_cases: 
     print(f"compiled for {target} in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Path, kind: str) -> dict[str, Any]:
+    """What was prepared. Raises BenchError if nothing was, or for another kind of device."""
     try:
         document: dict[str, Any] = json.loads((folder / CHECK_JSON).read_bytes())
     except (OSError, ValueError) as error:
         raise BenchError(f"{folder} holds no prepared check: {error}") from None
+    if document["target"].partition(":")[0] != kind:
+        raise BenchError(
+            f"{folder} was prepared for {document['target']}, not for {kind}; prepare it again "
+            f"with --device {kind} --prepare DIR"
+        )
     return document
 
 

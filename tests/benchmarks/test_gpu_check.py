@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from everycast.artifact.errors import EverycastError
 from everycast.benchmarks import gpu_check, gpu_peers
-from everycast.benchmarks.gpu_check_files import EXPECTED, STEPS
+from everycast.benchmarks.gpu_check_files import CHECK_JSON, EXPECTED, STEPS
 from everycast.benchmarks.gpu_check_run import check_numerics
+from everycast.benchmarks.workers import BenchError
 from everycast.engine.devices import DeviceMemory
 
 SCRIPT = Path(gpu_check.__file__).with_name("gpu_check.sh")
@@ -65,6 +66,13 @@ def test_what_was_prepared_runs_without_a_compiler(prepared: Path, tmp_path: Pat
     assert all(0 < speed["percent"] < 150 for speed in results["speed"].values())
 
 
+def test_what_was_prepared_for_other_devices_is_refused(tmp_path: Path) -> None:
+    (tmp_path / CHECK_JSON).write_text('{"target": "cuda:sm_90"}')
+    with pytest.raises(BenchError, match=r"was prepared for cuda:sm_90, not for vulkan; prepare"):
+        gpu_check._read(tmp_path, "vulkan")
+    assert gpu_check._read(tmp_path, "cuda")["target"] == "cuda:sm_90"
+
+
 def test_a_wrong_kernel_is_found(prepared: Path) -> None:
     path = prepared / "cases" / CASE / EXPECTED
     with np.load(path) as file:
@@ -83,6 +91,9 @@ def test_what_cannot_be_run_is_one_line(
         ([], "there is no GPU here; name a device"),
         (["--shape", "llama-3.2"], "there is no shape 'llama-3.2'; did you mean"),
         (["--device", "cdua"], "did you mean cuda?"),
+        (["--works", "decode,fast"], "there is no work 'fast'"),
+        (["--works", "decode,memory"], "memory is no work of this check"),
+        (["--device", "vulkan", "--prepare", __file__, "--shape", "tiny"], "File exists"),
         (["--device", "vulkan:9", "--prepared", str(tmp_path)], "vulkan"),
     ):
         assert gpu_check.main(options) == 2
