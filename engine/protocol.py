@@ -140,8 +140,11 @@ class ChatMessage(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
     def to_template(self, place: int) -> dict[str, Any]:
-        """What the chat template sees. Raises RequestError for content that is not text."""
+        """What the chat template sees. Raises RequestError for content that is not text, and where
+        there is none: only a message of tool calls may go without."""
         message = self.model_dump()
+        if self.content is None and not message.get("tool_calls"):
+            raise RequestError(f"messages[{place}].content is missing", param="messages")
         if isinstance(self.content, list):
             message["content"] = "\n".join(_text_parts(self.content, place))
         return message
@@ -244,7 +247,12 @@ class CompletionRequest(GenerationRequest):
 
 def _text_parts(parts: list[dict[str, Any]], place: int) -> Iterator[str]:
     for part in parts:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+        if part.get("type") == "text" and not isinstance(part.get("text"), str):
+            raise RequestError(
+                f"messages[{place}].content holds a part of type 'text' without a text",
+                param="messages",
+            )
+        if part.get("type") != "text":
             raise RequestError(
                 f"messages[{place}].content holds a part of type {part.get('type')!r}; "
                 "this model reads only text",

@@ -61,6 +61,16 @@ def test_stop_text_over_tokens_ends_without_another_token(parts: Parts) -> None:
     assert (chunk.choices[0].finish_reason, chunk.choices[0].token_ids) == ("stop", ids[:-1])
 
 
+def test_the_text_before_a_stop_text_is_shown(parts: Parts) -> None:
+    engine = parts.saying(" L M N O P Q R")
+    options: dict[str, Any] = {"messages": MESSAGES, "stop": ["O P Q"]}
+    (choice,) = engine.chat.completions.create(**options).choices
+    assert (choice.message.content, choice.finish_reason) == (" L M N ", "stop")
+    chunks = list(engine.chat.completions.create(stream=True, **options))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == " L M N "
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
 def test_false_start_of_a_stop_text(parts: Parts) -> None:
     engine = parts.saying(" Alice! Alice")
     stream = engine.chat.completions.create(messages=MESSAGES, stop=["\n", "Alice:"], stream=True)
@@ -150,17 +160,18 @@ def test_messages_may_be_response_objects(parts: Parts) -> None:
     )
 
 
-@pytest.mark.parametrize("bias", [{}, {7: 100.0}])
-def test_chat_logprobs(parts: Parts, bias: dict[int, float]) -> None:
+@pytest.mark.parametrize(
+    "values", [{"top_p": 0.1}, {"top_k": 1}, {"top_p": 0.1, "logit_bias": {7: 100.0}}], ids=str
+)
+def test_chat_logprobs(parts: Parts, values: dict[str, Any]) -> None:
     engine = parts.saying("é")
     options: dict[str, Any] = {
         "messages": MESSAGES,
         "logprobs": True,
         "top_logprobs": 5,
-        "top_p": 0.1,
-        "logit_bias": bias,
         "max_tokens": 3,
         "return_token_ids": True,
+        **values,
     }
     answer = engine.chat.completions.create(**options)
     (choice,) = answer.choices
@@ -169,7 +180,7 @@ def test_chat_logprobs(parts: Parts, bias: dict[int, float]) -> None:
     for token_id, entry in zip(choice.token_ids, choice.logprobs.content, strict=True):
         assert bytes(entry.bytes) == parts.tokenizer.id_to_bytes(token_id)
         assert len(entry.top_logprobs) == 5
-    if bias:
+    if "logit_bias" in values:
         assert choice.token_ids == [7, 7, 7]
         assert all(entry.logprob < -19 for entry in choice.logprobs.content)
     json.dumps(answer.model_dump(), allow_nan=False)

@@ -137,13 +137,28 @@ def test_content_parts_become_text() -> None:
     assert request.template_messages() == [{"role": "user", "content": "a\nb", "name": "Ann"}]
 
 
-def test_images_are_refused() -> None:
-    parts = [{"type": "image_url", "image_url": {"url": "data:"}}]
-    request = ChatCompletionRequest.parse(
-        {"messages": [*MESSAGES, {"role": "user", "content": parts}]}
-    )
-    with pytest.raises(RequestError, match=r"messages\[1\]\.content .* 'image_url'"):
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"content": [{"type": "image_url", "image_url": {}}]}, "content .* 'image_url'; .*text"),
+        ({"content": [{"type": "text"}]}, "content holds a part of type 'text' without a text"),
+        ({"content": [{}]}, "content holds a part of type None"),
+        ({"content": None}, "content is missing"),
+        ({}, "content is missing"),
+        ({"role": "assistant", "tool_calls": []}, "content is missing"),
+    ],
+)
+def test_content_that_is_not_text_is_refused(message: dict[str, Any], words: str) -> None:
+    request = ChatCompletionRequest.parse({"messages": [*MESSAGES, {"role": "user", **message}]})
+    with pytest.raises(RequestError, match=rf"messages\[1\]\.{words}") as caught:
         request.template_messages()
+    assert caught.value.param == "messages"
+
+
+def test_a_message_of_tool_calls_needs_no_content() -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    request = ChatCompletionRequest.parse({"messages": [*MESSAGES, message]})
+    assert request.template_messages()[1]["tool_calls"] == [{"id": "1"}]
 
 
 def test_template_kwargs() -> None:
