@@ -1,7 +1,6 @@
 """The sampling kernels against their definition in NumPy, over odd sizes and hard logits."""
 
 import functools
-import math
 
 import numpy as np
 import pytest
@@ -11,7 +10,18 @@ from everycast.schedules.cpu.sampling import sampling_functions
 from everycast.schedules.cpu.sampling_draw import workspace_shape
 from everycast.schedules.pipeline import CPU_TIR_PIPELINE
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from sampling_cases import (
+    ANY_FILTERS,
+    ANY_LOGITS,
+    FILTERS,
+    assert_drawn_at,
+    assert_follows_distribution,
+    hard_rows,
+    interval_middles,
+    kept_weights,
+    random_logits,
+    setting,
+)
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
@@ -47,52 +57,13 @@ def sample(logits, rows, values, *, num_ids=None, num_tasks=2, target=HOST) -> n
     return token_ids.numpy()
 
 
-def setting(
-    uniform: float = 0.0, *, temperature: float = 1.0, min_p: float = 0.0, top_k: int = 0,
-    top_p: float = 1.0,
-) -> tuple[float, ...]:  # fmt: skip
-    if temperature == 0:
-        return (0.0, -math.inf, 0.0, 1.0, uniform)
-    offset = temperature * math.log(min_p) if min_p else -math.inf
-    return (math.log2(math.e) / temperature, offset, float(top_k), top_p, uniform)
-
-
-def random_logits(size: int, seed: int = 0, *, rows: int = 1, spread: float = 3.0) -> np.ndarray:
-    rng = np.random.default_rng([size, seed])
-    return (rng.standard_normal((rows, size)) * spread).astype(np.float32)
-
-
-def hard_rows(size: int) -> np.ndarray:
-    """Rows with ties, forbidden tokens, one value for all, zeros of both signs, and extremes."""
-    rng = np.random.default_rng(size)
-    rows = random_logits(size, 1, rows=7)
-    rows[1] = rows[1].round()
-    rows[2, rng.random(size) < 0.7] = -np.inf
-    rows[2, -1] = 0.5
-    rows[3] = 2.25
-    rows[4] = rng.choice(np.array([0.0, -0.0, -1.0], np.float32), size)
-    rows[5] *= 1e6
-    rows[6] = -np.inf
-    rows[6, size // 2] = -3e38
-    return rows
-
-
 def check_draws(row: np.ndarray, target: Target, **filters) -> None:
     """Draw in the middle of the interval of every id that the oracle keeps, and at both ends."""
-    *fixed, _ = setting(**filters)
-    kept = oracle.kept_ids(row, *fixed)
-    inverse = fixed[0]
-    weights = np.exp2((row[kept].astype(np.float64) - float(row.max())) * inverse)
-    ends = np.cumsum(weights) / weights.sum()
-    starts = np.append(0.0, ends[:-1])
-    # An interval narrower than the rounding of float32 weights cannot be hit on purpose; of many
-    # the first and last, and some between.
-    wide = np.flatnonzero(ends - starts > 1e-5)
-    is_wide = np.zeros(len(kept), np.bool_)
-    is_wide[np.concatenate([wide[:10], wide[10:-10:997], wide[-10:]])] = True
-    uniforms = [*((starts + ends) / 2)[is_wide], 0.0, np.nextafter(1, 0)]
-    drawn = sample(row[None], [0] * len(uniforms), [(*fixed, u) for u in uniforms], target=target)
-    assert drawn[:-2].tolist() == kept[is_wide].tolist()
+    kept, weights = kept_weights(row, **filters)
+    some, middles = interval_middles(weights, 10, 997)
+    values = [setting(u, **filters) for u in (*middles, 0.0, np.nextafter(1, 0))]
+    drawn = sample(row[None], [0] * len(values), values, target=target)
+    assert drawn[:-2].tolist() == kept[some].tolist()
     is_likely = weights > 1e-30
     assert drawn[-2] == kept[is_likely][0] and drawn[-1] in kept[weights > 0]
 
@@ -105,58 +76,19 @@ def test_greedy_is_the_arg_max_and_the_lowest_of_equals(size, target) -> None:
 
 
 @sizes
-@pytest.mark.parametrize(
-    "filters",
-    [
-        {},
-        {"top_k": 1},
-        {"top_k": 5},
-        {"top_k": 300, "temperature": 0.5},
-        {"top_p": 0.9, "temperature": 0.7},
-        {"top_p": 0.5, "temperature": 4.0},
-        {"top_p": 0.0},
-        {"top_p": 0.9999999},
-        {"min_p": 0.1},
-        {"min_p": 1.0},
-        {"min_p": 0.02, "top_k": 40, "top_p": 0.8, "temperature": 1.3},
-        {"temperature": 1e-5, "top_p": 0.9},
-        {"temperature": 1e25, "top_k": 11},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_draws_are_those_of_the_oracle(size, target, filters) -> None:
     for row in hard_rows(size):
         check_draws(row, target, **filters)
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    spread=st.sampled_from([0.0, 0.3, 3.0, 30.0]),
-    decimals=st.integers(0, 6),
-    temperature=st.sampled_from([0.1, 0.7, 1.0, 2.0, 50.0]),
-    min_p=st.sampled_from([0.0, 0.0, 1e-4, 0.3]),
-    top_k=st.integers(0, 1100),
-    top_p=st.floats(0, 1),
-)
-def test_any_row_and_filters(seed, spread, decimals, temperature, min_p, top_k, top_p) -> None:
+@given(**ANY_LOGITS, **ANY_FILTERS)
+def test_any_row_and_filters(seed, spread, decimals, **filters) -> None:
     row = random_logits(SMALL, seed, spread=spread)[0].round(decimals)
-    drawn = sample(
-        row[None], [0, 0], [setting(u, temperature=temperature, min_p=min_p, top_k=top_k,
-                                    top_p=top_p) for u in (0.37, 0.999)]
-    )  # fmt: skip
-    *fixed, _ = setting(temperature=temperature, min_p=min_p, top_k=top_k, top_p=top_p)
-    kept = oracle.kept_ids(row, *fixed)
-    # Where top_p cuts in the middle of a rounding error, one id more or less is right as well.
-    more = oracle.kept_ids(row, *fixed[:3], min(1.0, top_p * (1 + 1e-6) + 1e-9))
-    assert set(drawn) <= set(more)
-    weights = np.exp2((row[kept].astype(np.float64) - float(row.max())) * fixed[0])
-    ends = np.cumsum(weights) / weights.sum()
-    for token, uniform in zip(drawn, (0.37, 0.999), strict=True):
-        if token in kept:
-            place = int(np.searchsorted(kept, token))
-            slack = 1e-5 + (len(more) - len(kept)) * weights.min() / weights.sum()
-            assert (ends[place - 1] if place else 0) - slack <= uniform <= ends[place] + slack
+    uniforms = (0.37, 0.999)
+    drawn = sample(row[None], [0, 0], [setting(u, **filters) for u in uniforms])
+    assert_drawn_at(row, drawn, uniforms, **filters)
 
 
 def test_ten_thousand_draws_follow_the_distribution() -> None:
@@ -164,15 +96,7 @@ def test_ten_thousand_draws_follow_the_distribution() -> None:
     filters = {"temperature": 1.3, "top_k": 60, "top_p": 0.95}
     uniforms = np.random.default_rng(1).random(10_000)
     drawn = sample(row, [0] * 10_000, [setting(u, **filters) for u in uniforms])
-    *fixed, _ = setting(**filters)
-    kept = oracle.kept_ids(row[0], *fixed)
-    weights = np.exp2((row[0, kept].astype(np.float64) - float(row.max())) * fixed[0])
-    expected = weights / weights.sum() * 10_000
-    observed = np.bincount(drawn, minlength=SMALL)[kept]
-    assert observed.sum() == 10_000
-    freedom = len(kept) - 1
-    chi_square = float(((observed - expected) ** 2 / expected).sum())
-    assert abs(chi_square - freedom) < 4 * math.sqrt(2 * freedom)
+    assert_follows_distribution(row[0], drawn, **filters)
 
 
 def test_a_draw_does_not_depend_on_the_others() -> None:

@@ -38,6 +38,15 @@ def vulkan():
         return f"Vulkan does not run here: {str(error).splitlines()[-1]}"
 
 
+@pytest.fixture(scope="session")
+def vulkan_device():
+    """(TVM's target, TVM's device)."""
+    found = vulkan()
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
 @functools.cache
 def build(func):
     target, _ = vulkan()

@@ -1,7 +1,6 @@
 """The sampling kernels against their definition in NumPy, over odd sizes and hard logits."""
 
 import functools
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,18 @@ from everycast.engine.device_sampling import device_settings, token_parts
 from everycast.schedules.gpu.limits import GemmTile, GpuLimits
 from everycast.schedules.gpu.sampling import sampling_functions
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from sampling_cases import (
+    ANY_FILTERS,
+    ANY_LOGITS,
+    FILTERS,
+    assert_drawn_at,
+    assert_follows_distribution,
+    hard_rows,
+    interval_middles,
+    kept_weights,
+    random_logits,
+    setting,
+)
 
 SIZES = (1, 7, 1000, 49152, 151936)
 SMALL = 1000
@@ -19,21 +29,6 @@ LEAST = GpuLimits(
     max_threads=64, shared_bytes=16 << 10, gemv_threads=64, attention_threads=64,
     gemm_tiles=(GemmTile(16, 32, 32, 4, 4), GemmTile(32, 32, 32, 4, 4)),
 )  # fmt: skip
-FILTERS = (
-    {},
-    {"top_k": 1},
-    {"top_k": 5},
-    {"top_k": 300, "temperature": 0.5},
-    {"top_p": 0.9, "temperature": 0.7},
-    {"top_p": 0.5, "temperature": 4.0},
-    {"top_p": 0.0},
-    {"top_p": 0.9999999},
-    {"min_p": 0.1},
-    {"min_p": 1.0},
-    {"min_p": 0.02, "top_k": 40, "top_p": 0.8, "temperature": 1.3},
-    {"temperature": 1e-5, "top_p": 0.9},
-    {"temperature": 1e25, "top_k": 11},
-)
 
 
 @functools.cache
@@ -49,47 +44,13 @@ def sample(gpu, logits, rows, values, num_ids=None):
     return gpu.run(func, logits, rows, words, num_ids, np.full(len(rows), -7, "int32"))[-1]
 
 
-def setting(uniform=0.0, *, temperature=1.0, min_p=0.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return (0.0, -math.inf, 0.0, 1.0, uniform)
-    offset = temperature * math.log(min_p) if min_p else -math.inf
-    return (math.log2(math.e) / temperature, offset, float(top_k), top_p, uniform)
-
-
-def random_logits(size, seed=0, *, rows=1, spread=3.0):
-    rng = np.random.default_rng([size, seed])
-    return (rng.standard_normal((rows, size)) * spread).astype("float32")
-
-
-def hard_rows(size):
-    """Rows with ties, forbidden tokens, one value for all, zeros of both signs, and extremes."""
-    rng = np.random.default_rng(size)
-    rows = random_logits(size, 1, rows=7)
-    rows[1] = rows[1].round()
-    rows[2, rng.random(size) < 0.7] = -np.inf
-    rows[2, -1] = 0.5
-    rows[3] = 2.25
-    rows[4] = rng.choice(np.array([0.0, -0.0, -1.0], "float32"), size)
-    rows[5] *= 1e6
-    rows[6] = -np.inf
-    rows[6, size // 2] = -3e38
-    return rows
-
-
 def checks_of(row, filters):
     """(settings, the token each must draw): in the middle of the interval of ids that the oracle
     keeps, and at the start."""
-    *fixed, _ = setting(**filters)
-    kept = oracle.kept_ids(row, *fixed)
-    weights = np.exp2((row[kept].astype(float) - float(row.max())) * fixed[0])
-    ends = np.cumsum(weights) / weights.sum()
-    starts = np.append(0.0, ends[:-1])
-    # An interval narrower than the rounding of float32 weights cannot be hit on purpose; of many
-    # the first and last, and some between.
-    wide = np.flatnonzero(ends - starts > 1e-5)
-    some = np.unique(np.concatenate([wide[:4], wide[4:-4:3997], wide[-4:]]))
-    uniforms = [0.0, *((starts + ends) / 2)[some]]
-    return [(*fixed, u) for u in uniforms], [kept[weights > 1e-12][0], *kept[some]]
+    kept, weights = kept_weights(row, **filters)
+    some, middles = interval_middles(weights, 4, 3997)
+    values = [setting(u, **filters) for u in (0.0, *middles)]
+    return values, [kept[weights > 1e-12][0], *kept[some]]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -114,32 +75,12 @@ def test_draws_are_those_of_the_oracle(gpu, size):
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(
-    seed=st.integers(0, 10**6),
-    spread=st.sampled_from([0.0, 0.3, 3.0, 30.0]),
-    decimals=st.integers(0, 6),
-    temperature=st.sampled_from([0.1, 0.7, 1.0, 2.0, 50.0]),
-    min_p=st.sampled_from([0.0, 0.0, 1e-4, 0.3]),
-    top_k=st.integers(0, 1100),
-    top_p=st.floats(0, 1),
-)
-def test_any_row_and_filters(gpu, seed, spread, decimals, temperature, min_p, top_k, top_p):
+@given(**ANY_LOGITS, **ANY_FILTERS)
+def test_any_row_and_filters(gpu, seed, spread, decimals, **filters):
     row = random_logits(SMALL, seed, spread=spread)[0].round(decimals)
     uniforms = (0.37, 0.999)
-    filters = {"temperature": temperature, "min_p": min_p, "top_k": top_k, "top_p": top_p}
     drawn = sample(gpu, row[None], [0, 0], [setting(u, **filters) for u in uniforms])
-    *fixed, _ = setting(**filters)
-    kept = oracle.kept_ids(row, *fixed)
-    # Where top_p cuts in the middle of a rounding error, one id more or less is right as well.
-    more = oracle.kept_ids(row, *fixed[:3], min(1.0, top_p * (1 + 1e-6) + 1e-9))
-    assert set(drawn) <= set(more)
-    weights = np.exp2((row[kept].astype(float) - float(row.max())) * fixed[0])
-    ends = np.cumsum(weights) / weights.sum()
-    for token, uniform in zip(drawn, uniforms, strict=True):
-        if token in kept:
-            place = int(np.searchsorted(kept, token))
-            slack = 1e-5 + (len(more) - len(kept)) * weights.min() / weights.sum()
-            assert (ends[place - 1] if place else 0) - slack <= uniform <= ends[place] + slack
+    assert_drawn_at(row, drawn, uniforms, **filters)
 
 
 @pytest.mark.parametrize(
@@ -151,15 +92,7 @@ def test_ten_thousand_draws_follow_the_distribution(gpu, filters):
     row = random_logits(SMALL, 5, spread=1.0)
     uniforms = np.random.default_rng(1).random(10_000)
     drawn = sample(gpu, row, [0] * 10_000, [setting(u, **filters) for u in uniforms])
-    *fixed, _ = setting(**filters)
-    kept = oracle.kept_ids(row[0], *fixed)
-    weights = np.exp2((row[0, kept].astype(float) - float(row.max())) * fixed[0])
-    expected = weights / weights.sum() * 10_000
-    observed = np.bincount(drawn, minlength=SMALL)[kept]
-    assert observed.sum() == 10_000
-    freedom = len(kept) - 1
-    chi_square = float(((observed - expected) ** 2 / expected).sum())
-    assert abs(chi_square - freedom) < 4 * math.sqrt(2 * freedom)
+    assert_follows_distribution(row[0], drawn, **filters)
 
 
 def test_a_draw_does_not_depend_on_the_others_nor_on_the_number_of_threads(gpu):
