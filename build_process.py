@@ -41,6 +41,7 @@ def build(
     activations: str = "auto",
     context_window_size: int | None = None,
     dump_ir: str | Path | None = None,
+    device: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Build `<output>/<model>-<quantization>` and give its path.
@@ -49,6 +50,9 @@ def build(
     quantization a GGUF is imported without loss and a float checkpoint gets the default scheme.
     Weights that are already there are kept and only the library is built; without a target
     (None) only the weights are converted.
+
+    A library for a GPU has what tuning found for `device`: one of this machine (`vulkan:1`), or a
+    name in tuning records; None: the first one here that there are records of.
 
     Raises the family of `artifact.errors.EverycastError`.
     """
@@ -60,6 +64,7 @@ def build(
         "activations": activations,
         "context_window_size": context_window_size,
         "dump_ir": None if dump_ir is None else str(Path(dump_ir).absolute()),
+        "devices": _tuned_devices(target, device),
     }
     # In a group of its own, the child does not get the terminal's Ctrl-C: it is ended below, or
     # ends by itself when nobody reads its answers any more.
@@ -81,6 +86,14 @@ def build(
     if "error" in answer:
         raise _error(answer["error"])
     return Path(answer["artifact"])
+
+
+def _tuned_devices(target: str | None, device: str | None) -> dict[str, str]:
+    if target is None or (device is None and target.partition(":")[0] in ("cpu", "webgpu")):
+        return {}
+    from .tuned_devices import devices_with_records
+
+    return devices_with_records(target, device)
 
 
 def _follow(lines: Any, progress: Progress | None) -> dict[str, Any] | None:

@@ -4,8 +4,7 @@ Imports are inside the functions, so that `--help` is instant and `chat` loads n
 need. MODEL is everywhere the same: a name (`everycast list` shows them), a Hugging Face folder,
 `HF://org/name`, a GGUF file, or a folder that `everycast compile` wrote.
 
-The file is long because options that several commands share, and the words of their help, are kept
-in one place.
+What several commands take is in `cli_options.py`.
 """
 
 import os
@@ -17,6 +16,22 @@ import typer
 
 from . import console
 from .artifact.errors import EverycastError
+from .cli_options import (
+    Activations,
+    Context,
+    Device,
+    Host,
+    Json,
+    Model,
+    Models,
+    Output,
+    Port,
+    Quantization,
+    Quiet,
+    Target,
+    Threads,
+    TunedDevice,
+)
 
 app = typer.Typer(
     name="everycast",
@@ -36,26 +51,6 @@ package_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(package_app, name="package")
-
-MODEL_HELP = "A name, a Hugging Face folder, HF://org/name, a GGUF file, or a compiled folder."
-SCHEME_HELP = "Such as q4f16_1 or q0f32. Default: a GGUF as it is, a float model in 4 bits."
-TARGET_HELP = "cpu, vulkan, cuda, rocm, metal, opencl, webgpu, perhaps :ARCH; or all."
-DEVICE_HELP = "auto (the best), cpu, cuda, rocm, metal, vulkan or opencl; cuda:1 is a second one."
-ACTIVATIONS_HELP = "Inputs of quantized layers: auto, int8, mixed, int16, float32."
-THREADS_HELP = "Threads that compute; default: as many as are fastest here."
-CONTEXT_HELP = "Most tokens of prompt and answer together."
-
-Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
-Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help=MODEL_HELP)]
-Target = Annotated[str, typer.Option("--target", help=TARGET_HELP)]
-Device = Annotated[str, typer.Option("--device", help=DEVICE_HELP)]
-Quantization = Annotated[str | None, typer.Option("--quantization", "-q", help=SCHEME_HELP)]
-Output = Annotated[Path, typer.Option("--output", "-o", help="Where the model's folder goes.")]
-Context = Annotated[int | None, typer.Option("--context-window-size", min=1, help=CONTEXT_HELP)]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help=THREADS_HELP)]
-Activations = Annotated[str, typer.Option(help=ACTIVATIONS_HELP)]
-Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no memory plan.")]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -124,6 +119,7 @@ def compile_model(
     dump_ir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the IR after each phase.")
     ] = None,
+    device: TunedDevice = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -144,6 +140,7 @@ def compile_model(
         context_window_size=context_window_size,
         activations=activations,
         dump_ir=dump_ir,
+        device=device,
     )
 
 
@@ -198,8 +195,8 @@ def chat(
 @app.command()
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     mode: Annotated[
         Literal["local", "interactive", "server"], typer.Option(help="Sizes for few or many.")
     ] = "server",
@@ -251,8 +248,8 @@ def serve(
 @app.command()
 def web(
     models: Models,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     with_server: Annotated[
         bool,
         typer.Option("--with-server", help="Answer browsers without WebGPU from this machine."),
@@ -450,6 +447,7 @@ def tune(
     minutes: Annotated[
         float | None, typer.Option(min=0.01, help="Stop after this time; go on later.")
     ] = None,
+    device: TunedDevice = None,
     rpc: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Measure through this RPC tracker.")
     ] = None,
@@ -480,7 +478,7 @@ def tune(
         rpc=rpc,
         device_key=device_key,
     )
-    run_tune(request, quiet=quiet or json, as_json=json)
+    run_tune(request, device=device, quiet=quiet or json, as_json=json)
 
 
 @app.command()

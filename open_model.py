@@ -30,8 +30,10 @@ def build_and_report(
     from .artifact.manifest import read_manifest
     from .artifact.model_list import WEB_TARGET, webllm_advice
     from .build_process import build
-    from .model_store import folder_bytes
+    from .model_store import folder_bytes, is_artifact
 
+    if is_artifact(Path(model).expanduser()):
+        model, quantization = _as_it_was_built(model, quantization)
     with BuildView(quiet=quiet) as view:
         path = build(model, target, quantization, output, progress=view.progress, **options)
     manifest = read_manifest(path)
@@ -64,6 +66,16 @@ def build_and_report(
     use = "web" if (target or "").partition(":")[0] == WEB_TARGET else "chat"
     follow = [use, str(path)] if target else ["compile", model, "-q", weights.quantization]
     console.note(f"next: {shlex.join(['everycast', *follow])}")
+
+
+def _as_it_was_built(folder: str, quantization: str | None) -> tuple[str, str | None]:
+    """The checkpoint of a compiled folder, and the quantization if none is given."""
+    from .artifact.manifest import read_manifest
+    from .web_command import GGUF
+
+    manifest = read_manifest(Path(folder).expanduser())
+    stored = manifest.weights.quantization
+    return manifest.model.source, quantization or (None if stored == GGUF else stored)
 
 
 def load_parts(

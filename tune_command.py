@@ -1,32 +1,34 @@
 """`everycast tune`: progress on stderr, a line for each record on stdout."""
 
 import shlex
-import sys
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from . import console
+from .bars import Bars
 from .build_view import BuildView
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from .schedules.cpu.tuning.session import TuneEvent
+    from .schedules.tuning.session import TuneEvent
     from .targets.tuning import TuneRequest
 
 
-def run_tune(request: "TuneRequest", *, quiet: bool, as_json: bool) -> None:
+def run_tune(request: "TuneRequest", *, device: str | None, quiet: bool, as_json: bool) -> None:
     """Tune, and print what was found, where it is kept, and what to do next.
 
+    `device` (`vulkan:1`) runs the target's kernels; None: the first of its kind.
     KeyboardInterrupt passes, after a word on what is kept.
     """
     from .targets.tuning import Tuning
+    from .tuned_devices import device_to_tune
 
+    if request.rpc is None:
+        request = replace(request, device=device_to_tune(request.target, device))
     with BuildView(quiet=quiet) as view:
         tuning = Tuning(request, view.bytes_of("fetch") or (lambda done, total: None))
     if not quiet:
-        console.note(f"{len(tuning.operators)} operators of {request.model} on {tuning.cpu}")
+        console.note(f"{len(tuning.operators)} operators of {request.model} on {tuning.label}")
     try:
         with TuneView(request.minutes, quiet=quiet) as tune_view:
             result = tuning.run(tune_view.report)
@@ -55,14 +57,14 @@ def run_tune(request: "TuneRequest", *, quiet: bool, as_json: bool) -> None:
         f"tuned before; kept in {result.file}"
     )
     again = ["compile", request.model, "--target", request.target]
+    if device is not None:
+        again += ["--device", device]
     if request.quantization is not None:
         again += ["-q", request.quantization]
     console.note(f"next: {shlex.join(['everycast', *again])}")
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return asdict(record)
 
 
@@ -74,57 +76,30 @@ def _outcome(record: Any) -> str:
     return f"{record.default_us:.1f} → {record.tuned_us:.1f} µs (+{percent:.1f} %)  {values}"
 
 
-class TuneView:
+class TuneView(Bars):
     """A context manager; `report` takes the events of a run: a bar on a terminal, else a line for
     each finished record. `minutes` is the run's limit."""
 
     def __init__(self, minutes: float | None, *, quiet: bool) -> None:
+        super().__init__("count", "best", "remaining", "limit")
         self._quiet = quiet
         self._minutes = minutes
         self._start = time.monotonic()
-        self._bar: Progress | None = None
-        self._task: Any = None
-        self._shown: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._shown = ""
 
     def report(self, event: "TuneEvent") -> None:
         if self._quiet:
             return
-        if sys.stderr.isatty():
-            self._show_bar(event)
+        name = f"{event.task.operator.name} {event.task.bucket}"
+        if self.can_be_seen():
+            if self._shown != name:
+                self.remove(self._shown)
+                self._shown = name
+            best, limit = _gain(event.speedup), self._left()
+            self.show(name, event.trials, event.total_trials, best=best, limit=limit)
         elif event.kind != "trial":
             did = "tuned before" if event.kind == "skip" else f"{event.trials} trials"
-            name, bucket = event.task.operator.name, event.task.bucket
-            console.note(f"{name} {bucket}: {did}, {_gain(event.speedup)}")
-
-    def _show_bar(self, event: "TuneEvent") -> None:
-        if self._bar is None:
-            self._bar = _bar()
-            self._bar.start()
-        if self._shown != event.task:
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._shown = event.task
-            name = f"{event.task.operator.name} {event.task.bucket}"
-            self._task = self._bar.add_task(name, total=None, best="", limit="")
-        self._bar.update(
-            self._task,
-            completed=event.trials,
-            total=event.total_trials,
-            best=_gain(event.speedup),
-            limit=self._left(),
-        )
+            console.note(f"{name}: {did}, {_gain(event.speedup)}")
 
     def _left(self) -> str:
         if self._minutes is None:
@@ -135,24 +110,3 @@ class TuneView:
 
 def _gain(speedup: float) -> str:
     return f"best {100 * (speedup - 1):+.1f} %"
-
-
-def _bar() -> "Progress":
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[best]}", markup=False),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[limit]}", markup=False),
-        console=Console(stderr=True),
-    )

@@ -10,7 +10,7 @@ from ..artifact.cache import cache_dir
 from ..artifact.manifest import read_manifest
 from ..build_view import BuildView
 from ..engine.device_choice import best_kind
-from ..engine.devices import AUTO, CPU, library_name
+from ..engine.devices import AUTO, CPU, DeviceMemory, library_name, split_device
 from .bench_model import BenchModel, compile_for, prepare_gguf, prepare_shape
 from .engines import Installed, Line, install
 from .limits import ModelCost
@@ -54,6 +54,7 @@ def run_bench(options: BenchOptions) -> None:
 def measure(options: BenchOptions, note: Note, results: Results) -> None:
     """Run everything, and add to `results` after each set of rounds, also after one that failed or
     was interrupted."""
+    device = _device(options)
     folder = cache_dir() / "benchmarks"
     model = _model(options, folder, note)
     environments = folder.parent / "peers"
@@ -63,7 +64,6 @@ def measure(options: BenchOptions, note: Note, results: Results) -> None:
     servers = (
         install(options.peers, *given, gguf=model.gguf, server=True) if "serve" in kinds else []
     )
-    device = _device(options)
     for activations in options.activations:
         note(f"compiling {model.gguf.name} for {activations} activations")
         with BuildView(quiet=False) as view:
@@ -168,6 +168,8 @@ class _Sets:
 
 def _device(options: BenchOptions) -> str:
     device = best_kind() if options.device == AUTO else options.device
+    if split_device(device)[0] != CPU:
+        DeviceMemory(device)  # before anything is compiled for it
     return TARGETS[options.isa] if device == CPU else device
 
 

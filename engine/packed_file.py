@@ -12,7 +12,6 @@ memory is read, ten times as fast as BLAKE2b would be on all the bytes.
 import hashlib
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -58,12 +57,7 @@ class PackedFileWriter:
         self._file = self._temporary.open("wb")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             with self._file:
                 if kind is None:

@@ -20,7 +20,7 @@ from ..schedules.cpu.linear_schedule import LinearSchedule
 from ..schedules.cpu.lowering import cpu_handlers
 from ..schedules.cpu.one_region import one_region
 from ..schedules.cpu.sampling import sampling_functions, workspace_shape
-from ..schedules.cpu.tuning.records import all_records, cpu_name
+from ..schedules.cpu.tuning.records import cpu_name, cpu_records, tuned_schedule
 from ..schedules.passes.count_unscheduled import count_unscheduled
 from ..schedules.passes.lower_operators import LoweredModel, lower_operators
 from ..schedules.pipeline import CPU_TIR_PIPELINE
@@ -108,11 +108,11 @@ def _lower(
     module: tvm.IRModule, names: Sequence[str], target: tvm.target.Target, mode: Any
 ) -> LoweredModel:
     isa, num_tuned = isa_of(target), 0
-    records = all_records(cpu_name(target))
+    records = cpu_records(cpu_name(target))
 
     def choose(operator: LinearOperator) -> LinearSchedule:
         nonlocal num_tuned
-        schedule = records.schedule(operator, isa)
+        schedule = tuned_schedule(records, operator, isa)
         num_tuned += schedule != operator.default_schedule(isa)
         return schedule
 

@@ -5,26 +5,31 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm
 
 from ..artifact.errors import CompileError, RequestError
 from ..artifact.host import host_features, host_platform
+from ..artifact.tuning import TunedDevice
 from ..schedules.cpu.isa import isa_of
-from ..schedules.cpu.linear_operator import LinearOperator
-from ..schedules.cpu.tuning.measure import Lab
-from ..schedules.cpu.tuning.records import (
+from ..schedules.cpu.tuning.measure import CpuLab
+from ..schedules.cpu.tuning.records import check_parameters as check_cpu
+from ..schedules.cpu.tuning.records import cpu_name
+from ..schedules.gpu.linear_schedule import check_parameters as check_gpu
+from ..schedules.gpu.tuning.measure import GpuLab
+from ..schedules.tuning.records import (
+    Check,
     Record,
     all_records,
-    cpu_name,
     read_records,
     user_file,
     write_records,
 )  # fmt: skip
-from ..schedules.cpu.tuning.session import Task, TuneEvent, tune
+from ..schedules.tuning.session import Lab, NamedOperator, Task, TuneEvent, tune
 from .build import BuildRequest, open_source
 from .cpu import linear_operators
+from .gpu import linear_layers
 from .library import export_graph
 from .target import CompileTarget, find_target
 
@@ -44,6 +49,8 @@ class TuneRequest:
     """A part of the names of those to tune; None: all."""
     trials: int
     minutes: float | None
+    device: TunedDevice | None = None
+    """Of this machine, of the target's kind; None for the CPU."""
     rpc: str | None = None
     """HOST:PORT of a TVM RPC tracker; None: measure on this machine."""
     device_key: str | None = None
@@ -69,29 +76,51 @@ class Tuning:
         """
         self.request = request
         tracker = _tracker_address(request)
-        target = find_target(request.target, activations=request.activations)
+        target = find_target(_target_name(request), activations=request.activations)
         if target.name != "cpu":
-            raise RequestError(f"only kernels of target cpu can be tuned, not of {target.name}")
-        if tracker is None:
+            _check_can_be_measured(target, request)
+        elif tracker is None:
             _check_runs_here(target)
-        self.operators = _chosen(_operators(request, target, progress), request.operator)
+        graph = _graph(request, target, progress)
+        if request.device is None:
+            self._prepare_cpu(target, graph, tracker)
+        else:
+            self._prepare_device(target, graph, request.device)
+        self.file = user_file(self.device)
+
+    def _prepare_cpu(
+        self, target: CompileTarget, graph: "_Graph", tracker: tuple[str, int] | None
+    ) -> None:
+        self.operators: Sequence[NamedOperator]
+        self.operators = _chosen(linear_operators(*graph, target), self.request.operator)
         spec = tvm.target.Target(target.spec)
-        session = None if tracker is None else _connect(tracker, request.device_key or "")
-        self.lab = Lab(spec, isa_of(spec), target.export, session)
-        self.cpu = cpu_name(spec)
-        self.file = user_file(self.cpu)
+        session = None
+        if tracker is not None:
+            session = _connect(tracker, self.request.device_key or "")
+        self._lab: Lab[Any] = CpuLab(spec, isa_of(spec), target.export, session)
+        self._check: Check = check_cpu
+        self.device = self.label = cpu_name(spec)
+
+    def _prepare_device(self, target: CompileTarget, graph: "_Graph", device: TunedDevice) -> None:
+        self.operators = _chosen(linear_layers(*graph, target), self.request.operator)
+        with target.compiling():
+            spec = tvm.target.Target(target.spec)
+        here = tvm.device(device.kind, device.index)
+        self._lab = GpuLab(spec, here, target.compiling)
+        self._check = check_gpu
+        self.device, self.label = device.name, device.label
 
     def run(self, report: Callable[[TuneEvent], None]) -> TuneResult:
         """Tune until the trials or the minutes are used up. Every record is on disk as soon as it
         is found; KeyboardInterrupt loses only the one in work."""
-        mine = read_records(self.file, self.cpu)
+        mine = read_records(self.file, self.device, self._check)
         new: list[tuple[str, str, Record]] = []
         num_skipped = 0
         limit = self.request.minutes
         end = None if limit is None else time.monotonic() + 60 * limit
 
-        def keep(task: Task, record: Record) -> None:
-            mine.add(task.operator, task.bucket, record)
+        def keep(task: Task[Any], record: Record) -> None:
+            mine.add(task.operator.name, task.bucket, record)
             write_records(self.file, mine)
             new.append((task.operator.name, task.bucket, record))
 
@@ -102,8 +131,8 @@ class Tuning:
 
         tune(
             self.operators,
-            self.lab,
-            all_records(self.cpu),
+            self._lab,
+            all_records(self.device, self._check),
             trials=self.request.trials,
             is_over=lambda: end is not None and time.monotonic() > end,
             keep=keep,
@@ -112,26 +141,55 @@ class Tuning:
         return TuneResult(self.file, tuple(new), num_skipped)
 
 
-def _operators(
+_Graph = tuple[tvm.IRModule, list[str]]
+
+
+def _graph(
     request: TuneRequest, target: CompileTarget, progress: Callable[[int, int], None]
-) -> list[LinearOperator]:
+) -> _Graph:
+    """The model's functions before any target, and its parameters' names."""
+
     def report(stage: str, done: int, total: int, unit: str) -> None:
         if unit == "bytes":
             progress(done, total)
 
     asked = BuildRequest(request.model, request.target, request.quantization, Path())
     source = open_source(asked, report)
-    kv_dtype = target.kv_dtype(source.plan.dtype)
-    graph = export_graph(source.config, source.plan.formats, kv_dtype)
-    return linear_operators(*graph, target)
+    return export_graph(source.config, source.plan.formats, target.kv_dtype(source.plan.dtype))
 
 
-def _chosen(operators: Sequence[LinearOperator], part: str | None) -> list[LinearOperator]:
+def _target_name(request: TuneRequest) -> str:
+    """With the device's architecture, where none is named: machine code for one is enough."""
+    device = request.device
+    if device is None or device.architecture is None or ":" in request.target:
+        return request.target
+    return f"{request.target}:{device.architecture}"
+
+
+Op = TypeVar("Op", bound=NamedOperator)
+
+
+def _chosen(operators: Sequence[Op], part: str | None) -> list[Op]:
     chosen = [op for op in operators if part is None or part in op.name]
     if not chosen:
         names = ", ".join(operator.name for operator in operators) or "none"
         raise RequestError(f"no operator's name contains '{part}'; the model has {names}")
     return chosen
+
+
+def _check_can_be_measured(target: CompileTarget, request: TuneRequest) -> None:
+    if target.limits is None:
+        raise RequestError(
+            f"kernels of target {target.name} run in browsers, where they cannot be measured; "
+            "tune another target"
+        )
+    if request.rpc is not None:
+        raise RequestError(
+            f"only the CPU can be tuned with --rpc: TVM's RPC servers have no devices of "
+            f"everycast's; run everycast tune --target {request.target} on that machine"
+        )
+    if target.platform != host_platform():
+        raise CompileError(f"code for {target.platform} does not run on this machine; tune there")
 
 
 def _check_runs_here(target: CompileTarget) -> None:

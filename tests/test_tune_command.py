@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from everycast import cli, tune_command
-from everycast.schedules.cpu.tuning.records import Record
-from everycast.schedules.cpu.tuning.session import TuneEvent
+from everycast import cli, tune_command, tuned_devices
+from everycast.artifact.errors import ArtifactError
+from everycast.artifact.tuning import TunedDevice
+from everycast.schedules.tuning.records import Record
+from everycast.schedules.tuning.session import TuneEvent
 from everycast.targets import tuning
 from everycast.targets.tuning import TuneRequest, TuneResult
 
@@ -32,7 +34,7 @@ class FakeTuning:
 
     def __init__(self, request: TuneRequest, progress: Callable[[int, int], None]) -> None:
         FakeTuning.requests.append(request)
-        self.operators, self.cpu, self.file = [1, 2], "znver4-0", Path("/cache/znver4-0.json")
+        self.operators, self.label, self.file = [1, 2], "znver4-0", Path("/cache/znver4-0.json")
 
     def run(self, report: Callable[[TuneEvent], None]) -> TuneResult:
         for event in EVENTS:
@@ -69,6 +71,35 @@ def test_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert "linears-a many: 24 trials, best +10.0 %" in err
     assert "1 of 2 faster than the default, 1 tuned before; kept in /cache/znver4-0.json" in err
     assert "next: everycast compile 'my model' --target cpu -q q4f16_1" in err
+
+
+def test_a_device_is_found_and_handed_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = TunedDevice("vulkan", 1, None, "vulkan:1 (llvmpipe)", "vulkan-llvmpipe-0")
+    asked: list[tuple[str, str | None]] = []
+
+    def find(target: str, device: str | None) -> TunedDevice:
+        asked.append((target, device))
+        return found
+
+    monkeypatch.setattr(tuned_devices, "device_to_tune", find)
+    assert run("m", "--target", "vulkan", "--device", "vulkan:1") == 0
+    (request,) = FakeTuning.requests
+    assert request.device == found and asked == [("vulkan", "vulkan:1")]
+    assert "next: everycast compile m --target vulkan --device vulkan:1" in capsys.readouterr().err
+
+
+def test_no_device_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(target: str, device: str | None) -> TunedDevice:
+        raise ArtifactError("cannot run on cuda: no driver")
+
+    monkeypatch.setattr(tuned_devices, "device_to_tune", find)
+    assert run("m", "--target", "cuda") == 2
+    assert capsys.readouterr().err == "error: cannot run on cuda: no driver\n"
+    assert not FakeTuning.requests
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from everycast.artifact.errors import ArtifactError
 from everycast.benchmarks import command
 from everycast.benchmarks.bench_model import BenchModel
 from everycast.benchmarks.engines import Installed, Line
@@ -41,6 +42,7 @@ class Stage:
         python = Path(sys.executable)
         monkeypatch.setenv("EVERYCAST_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr("everycast.benchmarks.workers.REST_S", 0.0)
+        monkeypatch.setattr(command, "DeviceMemory", self.open_device)
         monkeypatch.setattr(command, "prepare_gguf", lambda name, folder, note: model)
         monkeypatch.setattr(command, "compile_for", self.compile)
         monkeypatch.setattr(command, "read_manifest", lambda path: SimpleNamespace(
@@ -53,6 +55,10 @@ class Stage:
         monkeypatch.setattr(Line, "ours", lambda line, works: self.ours)
         monkeypatch.setattr(Line, "limits", lambda line: worker("limits", 0))
         monkeypatch.setattr(Line, "_peer_worker", lambda line, installed, variant: self.peer)
+
+    def open_device(self, name: str) -> None:
+        if name == "cuda":
+            raise ArtifactError("cannot run on cuda: no driver")
 
     def compile(self, model: BenchModel, activations: str, target: str, *_: Any) -> Path:
         self.compiled.append((activations, target))
@@ -104,6 +110,12 @@ def test_on_another_device_there_are_no_limits_of_the_cpu(stage: Stage) -> None:
     assert stage.compiled == [("auto", "vulkan")]
     (row, *_) = stage.rows()
     assert row["isa"] == "vulkan:1" and row["percent_of_limit"] is None
+
+
+def test_nothing_is_compiled_for_a_device_that_is_not_there(stage: Stage) -> None:
+    with pytest.raises(ArtifactError, match="cannot run on cuda: no driver"):
+        stage.bench(against=None, device="cuda")
+    assert stage.compiled == []
 
 
 def test_a_peer_that_fails_a_work_keeps_the_others(stage: Stage, capsys: Captured) -> None:

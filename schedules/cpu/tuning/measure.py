@@ -10,11 +10,15 @@ import numpy as np
 import tvm
 
 from ...pipeline import CPU_TIR_PIPELINE
+from ...tuning.records import Records
+from ...tuning.search import Comparison, Parameters, Space, candidates_of
+from ...tuning.session import Task
 from ..isa import CpuIsa
 from ..linear_inputs import activation_specs, are_bfloat16
 from ..linear_operator import LinearOperator
 from ..linear_schedule import LinearSchedule
-from .search import Comparison
+from .records import tuned_schedule
+from .spaces import MANY_TOKENS, SPACES, bucket_parameters
 
 _FLUSH_BYTES = 128 << 20
 """Written before each call of a few tokens: a model's weights come from memory, not the cache."""
@@ -26,7 +30,7 @@ bfloat16 or float32 up to 1."""
 
 
 @dataclass(slots=True)
-class Lab:
+class CpuLab:
     """Where kernels are compiled for and run. `session` is TVM's RPC session of another machine."""
 
     target: tvm.target.Target
@@ -39,12 +43,34 @@ class Lab:
     def __post_init__(self) -> None:
         self.device = tvm.cpu() if self.session is None else self.session.cpu()
 
-    def use_one_thread(self) -> None:
-        """For all kernels of the process that measures. In a model the threads of a region are
-        awake; here waking them would take longer than many a call, and hide what is measured."""
+    def prepare(self) -> None:
+        """One thread for all kernels of the process that measures. In a model the threads of a
+        region are awake; here waking them would take longer than many a call, and hide what is
+        measured."""
         name, all_cores = "runtime.config_threadpool", 1
         find = tvm.get_global_func if self.session is None else self.session.get_function
         find(name)(all_cores, 1)
+
+    def tasks(self, operator: LinearOperator, known: Records) -> list[Task[LinearOperator]]:
+        """In order: `many` decides which tiles there are for a few tokens."""
+        sizes = self._num_tokens(operator, known)
+        return [Task(operator, bucket) for bucket in SPACES if sizes[bucket] > 0]
+
+    def space(self, task: Task[LinearOperator]) -> tuple[Space, list[Parameters]]:
+        """See `Lab` in `tuning.session`."""
+        space = SPACES[task.bucket]
+        return space, candidates_of(space)
+
+    def bench(self, task: Task[LinearOperator], known: Records) -> "BucketBench":
+        return BucketBench(self, task, known)
+
+    def num_tokens(self, task: Task[LinearOperator], known: Records) -> int:
+        """Of the batch that a task is timed with."""
+        return self._num_tokens(task.operator, known)[task.bucket]
+
+    def _num_tokens(self, operator: LinearOperator, known: Records) -> dict[str, int]:
+        largest = tuned_schedule(known, operator, self.isa).tile_tokens
+        return {"many": MANY_TOKENS, "few": largest - 2, "one": 1}
 
     def tensor(self, array: np.ndarray) -> Any:
         return tvm.runtime.tensor(array, self.device)
@@ -77,7 +103,7 @@ class OperatorBench:
     (which tests hold against NumPy), for this batch and an odd one.
     """
 
-    def __init__(self, lab: Lab, operator: LinearOperator, num_tokens: int) -> None:
+    def __init__(self, lab: CpuLab, operator: LinearOperator, num_tokens: int) -> None:
         self.lab, self.operator, self.num_tokens = lab, operator, num_tokens
         rng = np.random.default_rng(0)
         weights: list[Any] = []
@@ -151,3 +177,19 @@ class OperatorBench:
             kernel.module[kernel.name](*arguments)
             results += [output.numpy() for output in outputs]
         return results
+
+
+class BucketBench:
+    """A task's kernels: those of a bucket, beside what is known of the operator's others."""
+
+    def __init__(self, lab: CpuLab, task: Task[LinearOperator], known: Records) -> None:
+        operator, bucket = task.operator, task.bucket
+        self._bench = OperatorBench(lab, operator, lab.num_tokens(task, known))
+        self._schedule = tuned_schedule(known, operator, lab.isa)
+        self.default = bucket_parameters(operator.default_schedule(lab.isa), bucket)
+        self.start = bucket_parameters(self._schedule, bucket)
+        self.is_right = self._bench.is_right
+        self.compare = self._bench.compare
+
+    def kernel(self, parameters: Parameters) -> Kernel:
+        return self._bench.kernel(self._schedule.with_parameters(parameters))

@@ -9,10 +9,12 @@ from everycast.artifact.tensor_format import TensorFormat
 from everycast.schedules.cpu.linear_operator import LinearOperator
 from everycast.schedules.cpu.packing import PackedWeight
 from everycast.schedules.cpu.tuning import measure
-from everycast.schedules.cpu.tuning.measure import Lab, OperatorBench
-from everycast.schedules.cpu.tuning.records import Record, Records
-from everycast.schedules.cpu.tuning.search import SPACES, Comparison
-from everycast.schedules.cpu.tuning.session import tasks_of, tune
+from everycast.schedules.cpu.tuning.measure import CpuLab, OperatorBench
+from everycast.schedules.cpu.tuning.records import tuned_schedule
+from everycast.schedules.cpu.tuning.spaces import SPACES
+from everycast.schedules.tuning.records import Record, Records
+from everycast.schedules.tuning.search import Comparison
+from everycast.schedules.tuning.session import tune
 from everycast.targets.cpu import _export
 from everycast.targets.linker import find_linker
 from tvm import rpc
@@ -27,7 +29,7 @@ def make_lab(lab, session=None):
     """One whose tiles are small, so that kernels compile fast."""
     isa = replace(lab.isa, num_registers=8)
     linker = find_linker(host_platform())
-    return Lab(lab.target, isa, lambda built, path: _export(built, path, linker), session)
+    return CpuLab(lab.target, isa, lambda built, path: _export(built, path, linker), session)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +52,7 @@ def rounds(monkeypatch):
 
         return Comparison((1.0,) * rounds, (cost(after) / cost(before),) * rounds)
 
-    monkeypatch.setattr(Lab, "use_one_thread", lambda self: None)
+    monkeypatch.setattr(CpuLab, "prepare", lambda self: None)
     monkeypatch.setattr(OperatorBench, "kernel", kernel)
     monkeypatch.setattr(OperatorBench, "compare", compare)
     monkeypatch.setattr(OperatorBench, "_results", lambda self, kernel: [])
@@ -80,7 +82,7 @@ def test_the_fastest_is_kept(lab, rounds):
     largest = {name: values[-1] for name, values in SPACES["many"].items()}
     assert found == {"many": largest, "few": {}, "one": {"prefetch_one": 16384}}
     assert [e.kind for e in events if e.kind != "trial"] == ["done"] * 3
-    assert records.schedule(OPERATOR, lab.isa).tile_tokens == 16
+    assert tuned_schedule(records, OPERATOR, lab.isa).tile_tokens == 16
     assert all(record.tuned_us <= record.default_us for _, record in kept)
 
 
@@ -132,8 +134,8 @@ def test_wrong_results_are_never_kept(lab, rounds, monkeypatch):
 
 
 def test_small_tiles_have_no_tiles_between(lab):
-    tiny = replace(lab.isa, num_registers=4)
-    assert [task.bucket for task in tasks_of(OPERATOR, tiny, Records("x"))] == ["many", "one"]
+    tiny = replace(make_lab(lab), isa=replace(lab.isa, num_registers=4))
+    assert [task.bucket for task in tiny.tasks(OPERATOR, Records("x"))] == ["many", "one"]
 
 
 def check_bench(lab):
@@ -168,7 +170,7 @@ def test_through_an_rpc_tracker(lab):
     try:
         session = rpc.connect_tracker(*address).request("board", session_timeout=60)
         remote = make_lab(lab, session)
-        remote.use_one_thread()
+        remote.prepare()
         check_bench(remote)
     finally:
         server.terminate()

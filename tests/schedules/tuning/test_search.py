@@ -1,30 +1,30 @@
 import pytest
 from everycast.schedules.cpu.linear_schedule import LinearSchedule
-from everycast.schedules.cpu.tuning.search import (
-    SPACES,
-    Comparison,
-    Search,
-    bucket_parameters,
-    num_candidates,
-)
+from everycast.schedules.cpu.tuning.spaces import SPACES, bucket_parameters
+from everycast.schedules.tuning.search import Comparison, Search, candidates_of
 from hypothesis import given
 from hypothesis import strategies as st
+
+
+def make_search(bucket, start, seed):
+    space = SPACES[bucket]
+    return Search(space, candidates_of(space), start, seed)
 
 
 @pytest.mark.parametrize("bucket", list(SPACES))
 def test_every_candidate_comes_once(bucket):
     start = bucket_parameters(LinearSchedule(tile_tokens=8), bucket)
-    search = Search(bucket, start, "seed")
+    search = make_search(bucket, start, "seed")
     found = []
     while (candidate := search.propose()) is not None:
         LinearSchedule(tile_tokens=8).with_parameters(candidate)
         found.append(tuple(candidate.items()))
-    assert len(set(found)) == len(found) == num_candidates(SPACES[bucket]) - 1
+    assert len(set(found)) == len(found) == len(candidates_of(SPACES[bucket])) - 1
     assert tuple(start.items()) not in found
 
 
 def test_every_other_candidate_is_a_neighbour_of_the_best():
-    search = Search("many", bucket_parameters(LinearSchedule(tile_tokens=8), "many"), "seed")
+    search = make_search("many", bucket_parameters(LinearSchedule(tile_tokens=8), "many"), "seed")
     for turn in range(8):
         best, candidate = search.best, search.propose()
         if turn % 2 == 0:
@@ -35,13 +35,13 @@ def test_every_other_candidate_is_a_neighbour_of_the_best():
 
 
 def test_a_start_outside_the_space_has_neighbours():
-    search = Search("one", {"prefetch_one": 3000}, "seed")
+    search = make_search("one", {"prefetch_one": 3000}, "seed")
     assert search.propose()["prefetch_one"] in (2048, 4096)
 
 
 def test_the_same_seed_proposes_the_same():
     def first(seed):
-        search = Search("many", bucket_parameters(LinearSchedule(tile_tokens=8), "many"), seed)
+        search = make_search("many", bucket_parameters(LinearSchedule(tile_tokens=8), "many"), seed)
         return [search.propose() for _ in range(10)]
 
     assert first("a") == first("a") != first("b")

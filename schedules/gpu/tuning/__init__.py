@@ -1,0 +1,1 @@
+"""Search of the linear kernels' parameters on a GPU, by measurement (docs/tuning.md)."""
