@@ -78,13 +78,13 @@ def make_site(models: Sequence[str], quantization: str | None, *, quiet: bool) -
     """The page with every model of `models`, each built for browsers where it is not."""
     from .web_page import page_folder
 
-    page = page_folder((lambda text: None) if quiet else console.note)
     described = [web_model(_artifact(model, quantization, quiet=quiet)) for model in models]
     names = [model.id for model in described]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RequestError(
             f"two models are called {', '.join(sorted(twice))}; rename one of their folders"
         )
+    page = page_folder((lambda text: None) if quiet else console.note)
     return Site(page, tuple(described))
 
 

@@ -337,7 +337,7 @@ def _workspace_bytes(metadata: Mapping[str, Any], num_threads: int) -> int:
     """Forward and logits run one after the other, but the allocator keeps both. On a CPU each
     thread that draws tokens has scratch memory, float32."""
     memory: dict[str, int] = metadata["function_memory_bytes"]
-    scratch = math.prod(metadata.get("sampling_workspace", (0,))) * 4
+    scratch: int = math.prod(metadata.get("sampling_workspace", (0,))) * 4
     return memory.get("forward", 0) + memory.get("logits", 0) + num_threads * scratch
 
 

@@ -58,7 +58,9 @@ def plan_memory(
         left = min(left, max_page_bytes)
     if left < info.page_bytes:
         raise CapacityError(
-            f"the model needs {_megabytes(fixed)} for weights and workspace, but only "
+            f"the model needs {_megabytes(weight_bytes)} for weights, "
+            f"{_megabytes(workspace_bytes)} for workspace and "
+            f"{_megabytes(_RESERVE_BYTES)} for everything else, but only "
             f"{_megabytes(available_bytes)} of memory is available; free some, or take a smaller "
             "model or quantization"
         )

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, Response
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..artifact.hashing import hash_bytes
 from ..artifact.web_index import MODELS_JSON, index_json
@@ -30,6 +32,7 @@ def create_web_app(
         install_handlers(app)
     else:
         app = create_app(engine, limits)
+    app.add_middleware(_WithHeaders)
     files = site.files()
     index = index_json(site.models, has_server=engine is not None)
 
@@ -42,12 +45,25 @@ def create_web_app(
             response = _file_response(name, file)
         else:
             raise HTTPError(404, f"there is no file {name}")
-        for header, value in HEADERS.items():
-            response.headers[header] = value
         response.headers["Cache-Control"] = cache_control(name)
         return _unless_known(request, response)
 
     return app
+
+
+class _WithHeaders:
+    """Gives every response, errors too, the headers of the page."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
 
 
 def _bytes_response(data: bytes) -> Response:

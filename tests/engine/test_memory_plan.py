@@ -71,7 +71,8 @@ def test_what_was_asked_for_is_refused_with_both_numbers(asked: dict[str, int]) 
 
 @pytest.mark.parametrize("available", [0, 50 * MB, room(1) - 1])
 def test_no_room_for_the_weights(available: int) -> None:
-    with pytest.raises(CapacityError, match=r"needs 375 MB for weights.* only \d+ MB .*available"):
+    parts = r"needs 100 MB for weights, 7 MB for workspace and 268 MB .* only \d+ MB .*available"
+    with pytest.raises(CapacityError, match=parts):
         plan(available)
     assert plan(room(1)).num_pages == 1
 

@@ -96,6 +96,7 @@ def test_nothing_else_is_served(client: TestClient, path: str) -> None:
     response = client.get(path)
     assert response.status_code == 404
     assert response.json()["error"]["type"] == "not_found_error"
+    assert {name: response.headers[name] for name in HEADERS} == HEADERS
 
 
 def test_files_that_the_page_does_not_need_stay_private(
