@@ -80,8 +80,9 @@ def find_scheme(name: str) -> QuantScheme:
     scheme = SCHEMES.get(name)
     if scheme is not None:
         return scheme
-    nearest = difflib.get_close_matches(name.lower(), SCHEMES, n=3, cutoff=0.5) or list(SCHEMES)
-    raise CompileError(f"unknown quantization '{name}'; did you mean {' or '.join(nearest)}?")
+    nearest = difflib.get_close_matches(name.lower(), SCHEMES, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(SCHEMES)}"
+    raise CompileError(f"unknown quantization '{name}'; {hint}")
 
 
 def formats_for(

@@ -192,6 +192,28 @@ def test_compile_says_how_to_use_what_it_made(
     assert err.endswith(f"next: everycast {use} {artifact}\n")
 
 
+@pytest.mark.parametrize(("options", "quantization"), [([], "q4f32_1"), (["-q", "q0f32"], "q0f32")])
+def test_compile_takes_a_compiled_folder_for_its_checkpoint(
+    write_web_artifact: WriteArtifact,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    quantization: str,
+) -> None:
+    artifact = write_web_artifact(tmp_path / "tiny")
+    asked: list[object] = []
+
+    def build(*arguments: object, **_: object) -> Path:
+        asked.extend(arguments)
+        return artifact
+
+    monkeypatch.setattr("everycast.build_process.build", build)
+    arguments = ["compile", str(artifact), "--target", "vulkan", "-o", "out", "--quiet", *options]
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert asked == ["tiny.gguf", "vulkan", quantization, Path("out")]
+
+
 def test_web_serves_the_page_and_says_where(
     write_web_artifact: WriteArtifact, tmp_path: Path
 ) -> None:
