@@ -15,12 +15,20 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class LinearOperator:
-    """One or, with an `activation`, two weights of the same shape that the same x goes through."""
+    """A weight that x goes through, and what becomes of the result: a `residual` is added or, with
+    an `activation`, multiplied after the activation.
+
+    Or with an `activation` two weights of the same shape and format, gate and up.
+    """
 
     weights: tuple[GpuWeight, ...]
     biases: tuple[bool, ...]
     residual: bool = False
     activation: Activation | None = None
+
+    def __post_init__(self) -> None:
+        if any(weight.format != self.weights[0].format for weight in self.weights):
+            raise ValueError("a kernel reads its weights in step: they must have the same format")
 
     @property
     def n(self) -> int:
@@ -33,7 +41,7 @@ class LinearOperator:
     @property
     def name(self) -> str:
         kind = self.activation or "linear"
-        tail = "_add" if self.residual else ""
+        tail = ("_add" if self.activation is None else "_gate") if self.residual else ""
         bias = "_bias" if any(self.biases) else ""
         return "_".join([kind, *dict.fromkeys(w.key for w in self.weights)]) + bias + tail
 
@@ -69,13 +77,15 @@ class LinearArguments:
             value if bias is None else value + bias[column]
             for value, bias in zip(sums, self.biases, strict=True)
         ]
-        value = values[0]
-        if self.operator.activation is not None:
-            gate, up = values
-            value = activate(bind(gate), self.operator.activation) * up
+        *others, value = values
         if self.residual is not None:
-            value = self.residual[row, column] + value
-        return value
+            others.append(self.residual[row, column])
+        if not others:
+            return value
+        (other,) = others
+        if self.operator.activation is not None:
+            return activate(bind(other), self.operator.activation) * value
+        return other + value
 
 
 def activate(value: Any, activation: Activation) -> Any:

@@ -116,8 +116,16 @@ class _GpuLowering:
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
     ) -> relax.Expr:
         weights = tuple(_weight(description, self.limits) for description in op["weights"])
-        operator = LinearOperator(weights, tuple(op["biases"]), activation=op["activation"])
-        return self._call(lowering, operator, args)
+        biases, activation = tuple(op["biases"]), op["activation"]
+        if len({weight.format for weight in weights}) == 1:
+            both = LinearOperator(weights, biases, activation=activation)
+            return self._call(lowering, both, args)
+        # A GGUF may have them in different types: then one after the other.
+        gate = LinearOperator(weights[:1], biases[:1])
+        up = LinearOperator(weights[1:], biases[1:], residual=True, activation=activation)
+        operands, rest = _split(gate, args[1:])
+        gated = lowering.emit(self._call(lowering, gate, [args[0], *operands]))
+        return self._call(lowering, up, [args[0], *rest, gated])
 
     def _call(
         self, lowering: Lowering, operator: LinearOperator, args: Sequence[relax.Expr],

@@ -1,6 +1,7 @@
 """Whole models on a Vulkan device: the logits of every model type are those of the CPU library."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,15 @@ import pytest
 import tvm
 from everycast.artifact.errors import EverycastError
 from everycast.artifact.tensor_cache import TensorCacheReader
+from everycast.artifact.tensor_format import TensorFormat
 from everycast.engine.loader import open_artifact
 from everycast.engine.model_runner import StepInput
 from everycast.engine.paged_runner import PagedRunner, query_tiles, slots_of
 from everycast.engine.parameters import load_parameters
 from everycast.native.vulkan_runtime import load_vulkan_runtime
+from everycast.quant_schemes.scheme import SCHEMES, QuantScheme, Role, formats_for
 from everycast.schedules.tuning.records import Record, Records, user_file, write_records
+from everycast.targets import weights
 from everycast.targets.build import BuildRequest, compile_model, open_source
 from everycast.targets.gpu import linear_layers
 from everycast.targets.library import export_graph
@@ -72,10 +76,10 @@ class OnVulkan:
         module = tvm.runtime.load_module(str(folder / "lib" / "vulkan.so"))
         self.vm = relax.VirtualMachine(module, device)
         self.metadata = json.loads(str(self.vm["_metadata"]()))
-        weights = TensorCacheReader(folder)
+        tensors = TensorCacheReader(folder)
         assert all(p["pack"] is None for p in self.metadata["parameters"])
         names = [p["sources"][0] for p in self.metadata["parameters"]]
-        self.parameters = tuple(self.tensor(weights.read(name)) for name in names)
+        self.parameters = tuple(self.tensor(tensors.read(name)) for name in names)
         layers, _, *rest = self.metadata["page_shape"]
         pages = np.zeros((layers, NUM_PAGES, *rest), self.metadata["kv_dtype"])
         self.pages = tuple(self.tensor(pages) for _ in range(self.metadata["page_tensors"]))
@@ -123,10 +127,33 @@ def test_vulkan_gives_the_logits_of_the_cpu(name, device, make_tiny, tmp_path) -
         assert np.abs(got - expected).max() < 1e-3 * np.abs(expected).max()
 
 
+def test_gate_and_up_in_different_formats(device, make_tiny, tmp_path, monkeypatch) -> None:
+    """As in GGUFs whose quantizer looked at each tensor."""
+
+    def formats(scheme: QuantScheme, roles: Iterable[tuple[str, Role]]) -> dict[str, TensorFormat]:
+        found = formats_for(scheme, roles)
+        ups = [name for name in found if "up_proj" in name]
+        return {**found, **dict.fromkeys(ups, SCHEMES["q8f16_1"].linear)}
+
+    monkeypatch.setattr(weights, "formats_for", formats)
+    checkpoint = make_tiny("llama", tmp_path / "model", mlp_bias=True)
+    for target in ("cpu", "vulkan"):
+        request = BuildRequest(
+            str(checkpoint), target, "q4f16_1", tmp_path / "dist",
+            activations="float32" if target == "cpu" else "auto",
+        )  # fmt: skip
+        folder = compile_model(request, lambda *_: None)
+    cpu, vulkan = OnCpu(folder), OnVulkan(folder, device)
+    ids = np.random.default_rng(1).integers(3, 300, LENGTH)
+    for step in (step_of((0, 0, ids[:33])), step_of((0, 33, ids[33:34]))):
+        expected, got = cpu.run(step), vulkan.run(step)
+        assert np.abs(got - expected).max() < 5e-3 * np.abs(expected).max()
+
+
 def test_tuned_linear_layers_give_the_same_logits(device, make_tiny, tmp_path, monkeypatch) -> None:
     """Records of all layers, with other kernels for every number of rows."""
     monkeypatch.setenv("EVERYCAST_CACHE", str(tmp_path))
-    checkpoint = make_tiny("llama", tmp_path / "model", num_hidden_layers=1)
+    checkpoint = make_tiny("llama", tmp_path / "model")
 
     def compiled(folder: str, devices: dict[str, str]) -> OnVulkan:
         asked = BuildRequest(
@@ -144,7 +171,7 @@ def test_tuned_linear_layers_give_the_same_logits(device, make_tiny, tmp_path, m
     write_records(user_file("vulkan-x"), records)
     default, tuned = compiled("default", {}), compiled("tuned", {"vulkan": "vulkan-x"})
     assert default.metadata["schedules"]["tuned"] == 0
-    assert tuned.metadata["schedules"]["tuned"] == 5  # four of the layer, and the head
+    assert tuned.metadata["schedules"]["tuned"] == 9  # four of each layer, and the head
     ids = np.random.default_rng(1).integers(3, 300, LENGTH)
     for step in (
         step_of((0, 0, ids[:31])),

@@ -95,6 +95,25 @@ def test_gated(gpu, fmt, activation):
         assert relative_error(y, expected) < 1e-5, rows
 
 
+@pytest.mark.parametrize("activation", [silu, gelu_tanh])
+def test_gate_that_was_computed_before(gpu, activation):
+    n, k = SHAPES[0]
+    ((up, parts, matrix),) = weights(gpu, FORMATS["q6_k"], n, k, 1)
+    operator = LinearOperator((up,), (True,), residual=True, activation=activation.__name__)
+    func, bias = linear(operator, gpu.limits), gpu.rng.standard_normal(n).astype("float32")
+    for rows in ROWS:
+        x = gpu.rng.standard_normal((rows, k)).astype("float32") * 0.1
+        gate = gpu.rng.standard_normal((rows, n)).astype("float32")
+        *_, y = gpu.run(func, x, *parts, bias, gate, np.zeros((rows, n), "float32"))
+        assert relative_error(y, activation(gate) * (x @ matrix.T + bias)) < 1e-5, rows
+
+
+def test_weights_of_a_kernel_have_one_format():
+    gate, up = (GpuWeight(FORMATS[name], 8, 64) for name in ("q4_1", "q6_k"))
+    with pytest.raises(ValueError, match="same format"):
+        LinearOperator((gate, up), (False, False), activation="silu")
+
+
 @pytest.mark.parametrize("name", ["q8f16_1", "q5_0"])
 def test_weights_in_parts(gpu, name):
     n, k, fmt = 150, 100, FORMATS[name]
