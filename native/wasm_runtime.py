@@ -29,15 +29,24 @@ _HEADERS = _HERE / "tvm_headers"
 
 _UNITS = ("wasm_runtime", "tvmjs_support", "webgpu_runtime")
 """Sources in `tvm/web/emcc`. They include the others."""
+_REMOTE = ("channel", "endpoint", "event_impl", "local_session", "module", "session")
 _LEFT_OUT = (
     "src/runtime/vm/paged_kv_cache.cc",
     "src/runtime/vm/attn_backend.cc",
     "src/runtime/vm/rnn_state.cc",
     "src/runtime/extra/contrib/sort/sort.cc",
+    *(f"src/runtime/rpc/rpc_{part}.cc" for part in _REMOTE),
     "3rdparty/tvm-ffi/src/ffi/testing/testing.cc",
 )
-"""What our libraries never call: two fifths of the runtime."""
-_COMPILE_OPTIONS = ("-std=c++17", "-O2", "-fwasm-exceptions", "-Wno-ignored-attributes")
+"""What our libraries and WebLLM never call: nearly half of the runtime."""
+_REMOTE_SESSION = ("web/emcc/tvmjs_support.cc", "\nnamespace tvm {\n")
+"""A source and where in it the session for remote calls begins, which is its rest."""
+_COMPILE_OPTIONS = (
+    # The kernels are not here: a step is some hundred calls, and the size is downloaded.
+    *("-std=c++17", "-Os", "-fwasm-exceptions", "-Wno-ignored-attributes"),
+    # Else every function of the runtime's classes would be kept, called or not.
+    "-DTVM_RUNTIME_DLL=",
+)
 _LINK_OPTIONS = (
     "-O1",
     # Without exceptions an error ends the instance, and says nothing.
@@ -95,7 +104,7 @@ def _runtime_objects(emscripten: Path) -> list[Path]:
         [
             {path.relative_to(_HERE).as_posix(): path.read_text(encoding="utf-8") for path in own},
             [versions.tvm, versions.tvm_ffi, _version(emscripten)],
-            [_COMPILE_OPTIONS, _UNITS, _LEFT_OUT],
+            [_COMPILE_OPTIONS, _UNITS, _LEFT_OUT, _REMOTE_SESSION],
         ]
     )[:16]
     folder = cache_dir() / "native" / f"wasm-{key}"
@@ -120,6 +129,9 @@ def _compile_runtime(emscripten: Path, folder: Path) -> None:
         shutil.copytree(_HEADERS / "src", tree / "src", dirs_exist_ok=True)
         for left_out in _LEFT_OUT:
             (tree / left_out).write_bytes(b"")
+        name_of_source, start = _REMOTE_SESSION
+        source = tree / name_of_source
+        source.write_text(source.read_text(encoding="utf-8").partition(start)[0] + "\n")
         include = [
             tree,
             _HEADERS / "include",
