@@ -1,13 +1,15 @@
 """Kernel times in a browser: ours beside TVM's default GPU schedules (dlight), on one adapter.
 
-    python -m everycast.benchmarks.web_kernels [MODEL] [--rounds 3] [--prompt-tokens 64] [-o FILE]
+    python -m everycast.benchmarks.web_kernels [MODEL] [--rounds 3] [--prompt-tokens 64]
+        [--built] [-o FILE]
 
 Both libraries hold the same model over the same weights and run in stock WebLLM, in headless
 Chromium. In the one called dlight, weights are dequantized and multiplied as MLC-LLM does it,
 and every kernel of a linear layer, of the embedding and of the norms is scheduled by
 `dlight.ApplyDefaultSchedule`; attention and sampling are ours in both. Times are the device's own
-(`timestamp-query`), the libraries taking turns; printed are medians, as Markdown. `-o` adds the
-rounds as JSON.
+(`timestamp-query`), the libraries taking turns; printed are medians, as Markdown. `-o` writes
+the rounds as JSON, after those that are in the file already: with `--built`, which takes the
+libraries of an earlier run, rounds can be measured a few at a time.
 """
 
 import argparse
@@ -217,10 +219,10 @@ register_tir_pipeline(_PIPELINE, _tir_pipeline)
 
 
 def build_variants(model: str) -> dict[str, Path]:
-    """Name → artifact, compiled unless they are in the cache's `benchmarks/`."""
+    """Name → artifact in the cache's `benchmarks/`, with a library compiled now."""
     folders = {}
     for name in VARIANTS:
-        output = cache_dir() / "benchmarks" / "web" / name
+        output = _output(name)
         request = BuildRequest(model, "webgpu:cpu-adapter", SCHEME, output)
         with ExitStack() as changed:
             if name == "dlight":
@@ -230,6 +232,19 @@ def build_variants(model: str) -> dict[str, Path]:
                 changed.enter_context(mock.patch.object(webgpu, "GPU_TIR_PIPELINE", _PIPELINE))
             folders[name] = compile_model(request, lambda *_: None)
     return folders
+
+
+def built_variants(model: str) -> dict[str, Path]:
+    """What `build_variants` has left in the cache. Ends the program if there is nothing."""
+    folders = {name: _output(name) / f"{model}-{SCHEME}" for name in VARIANTS}
+    for folder in folders.values():
+        if not (folder / LIBRARY).is_file():
+            sys.exit(f"{folder} has no {LIBRARY}; run once without --built")
+    return folders
+
+
+def _output(name: str) -> Path:
+    return cache_dir() / "benchmarks" / "web" / name
 
 
 def measure(page: Page, prompt: str) -> dict[str, dict[str, Any]]:
@@ -245,10 +260,13 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--built", action="store_true")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    folders = build_variants(options.model)
+    folders = (built_variants if options.built else build_variants)(options.model)
     rounds: dict[str, list[dict[str, dict[str, Any]]]] = {name: [] for name in VARIANTS}
+    if options.output is not None and options.output.is_file():
+        rounds = json.loads(options.output.read_bytes())["rounds"]
     facts: dict[str, dict[str, float]] = {}
     with Browser() as browser:
         pages = {}
@@ -297,7 +315,7 @@ def _report(
     lines = [
         f"{options.model} as {SCHEME}, {adapter['vendor']} {adapter['architecture']}, "
         f"{cpu_name()}, {platform.system()}; prompt of {options.prompt_tokens} tokens, medians of "
-        f"{options.rounds} rounds",
+        f"{len(rounds['everycast'])} rounds",
         "",
         "| ms | dlight | everycast | times faster |",
         "| --- | ---: | ---: | ---: |",
