@@ -7,7 +7,7 @@ vulkan-llvmpipe-llvm-15-0-6-256-bits-1a2b3c4d     kind, what it calls itself, an
 import hashlib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from .artifact import tuning
 from .artifact.errors import ArtifactError, RequestError
@@ -78,13 +78,13 @@ def _tuned(info: DeviceInfo) -> TunedDevice:
     return TunedDevice(info.kind, info.index, architecture, info.label, record_name(info))
 
 
-def _recorded() -> Iterable[str]:
+def _recorded() -> Sequence[str]:
     """Names of devices that there are records of."""
     folders = (tuning.SHIPPED, tuning.user_folder())
     return sorted({path.stem for folder in folders for path in folder.glob("*.json")})
 
 
-def _first_here(kind: str, known: Iterable[str]) -> str | None:
+def _first_here(kind: str, known: Sequence[str]) -> str | None:
     try:
         here = [_tuned(info) for info in list_devices(kind)]
     except ArtifactError:

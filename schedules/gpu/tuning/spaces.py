@@ -9,21 +9,23 @@ from ..linear_schedule import parameters_of, with_parameters
 from ..matrix_gemm import can_use_matrices
 from ..wide_gemv import has_wide_reads
 
-_REGISTERS = {"register_threads": (8, 16, 32, 64), "register_columns": (2, 4, 8, 16)}
-_GEMV = {
+_Values = Mapping[str, tuple[int, ...]]
+
+_REGISTERS: _Values = {"register_threads": (8, 16, 32, 64), "register_columns": (2, 4, 8, 16)}
+_GEMV: _Values = {
     "gemv_threads": (32, 64, 128, 256),
     "gemv_lanes": (8, 16, 32, 64),
     "gemv_columns": (1, 2, 4, 8),
 }
-_FEW = {"gemv_tokens": (1, 2, 4, 8), "gemv_passes": (1, 2, 4)}
-_GEMM = {
+_FEW: _Values = {"gemv_tokens": (1, 2, 4, 8), "gemv_passes": (1, 2, 4)}
+_GEMM: _Values = {
     "tile_rows": (16, 32, 64, 128),
     "tile_columns": (32, 64, 128),
     "tile_depth": (16, 32, 64),
     "thread_rows": (2, 4, 8),
     "thread_columns": (2, 4, 8),
 }
-_MATRICES = {
+_MATRICES: _Values = {
     "matrix_rows": (32, 64, 128, 256),
     "matrix_columns": (32, 64, 128, 256),
     "matrix_depth": (32, 64),

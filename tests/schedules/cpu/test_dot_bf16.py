@@ -16,7 +16,7 @@ from everycast.schedules.cpu.linear_inputs import (
 )
 from everycast.schedules.cpu.linear_operator import LinearOperator
 from everycast.schedules.cpu.packing import PackedWeight
-from everycast.schedules.cpu.tuning.measure import Lab, OperatorBench
+from everycast.schedules.cpu.tuning.measure import CpuLab, OperatorBench
 from everycast.targets.cpu import _export
 from everycast.targets.linker import find_linker
 
@@ -206,7 +206,9 @@ def test_can_be_tuned(lab, terms):
     operator = LinearOperator(weights=(weight,), biases=(False,), terms=terms, residual=True)
     assert operator.name == f"linears-20x70.bfloat16-residual-bfloat16x{terms}"
     linker = find_linker(host_platform())
-    tuning_lab = Lab(lab.target, small(lab.isa), lambda built, path: _export(built, path, linker))
+    tuning_lab = CpuLab(
+        lab.target, small(lab.isa), lambda built, path: _export(built, path, linker)
+    )
     bench = OperatorBench(tuning_lab, operator, 5)
     assert all(np.isfinite(y).all() for y in bench._expected)
     schedule = operator.default_schedule(tuning_lab.isa)
