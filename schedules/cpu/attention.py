@@ -1,9 +1,12 @@
 """Attention over KV pages: which thread works on which rows and keys.
 
-One unit of work is a (query tile, key head, split) triple. Keys come in blocks that start at
-multiples of their size; split s of S has the blocks s, s + S, … Each split is reduced on its own
-(`attention_keys`), then the splits are merged in order (`attention_state`): a row's result is the
-same, to the last bit, in a tile and alone, whatever the batch and the number of threads.
+One unit of work is a (query tile, split, key head) triple, in that order: neighbours read
+neighbouring pages, and each asks for the keys that the next one begins with.
+
+Keys come in blocks that start at multiples of their size; split s of S has the blocks s, s + S, …
+Each split is reduced on its own (`attention_keys`), then the splits are merged in order
+(`attention_state`): a row's result is the same, to the last bit, in a tile and alone, whatever the
+batch and the number of threads.
 
 Tiles of several rows are many: one unit does all of a tile's splits. A tile of a single row, which
 is what a decoding sequence has, is a unit for each split if it sees more than one block; these
@@ -16,7 +19,16 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .attention_keys import Blocks, Rows, Tensors, blocks_of, max_sums
+from .attention_keys import (
+    BLOCK_PAGES,
+    Blocks,
+    KeyPages,
+    Rows,
+    Tensors,
+    blocks_of,
+    choose_pages,
+    max_sums,
+)
 from .attention_state import Heads, State, StoredParts, stored_size
 from .control import either, parallel
 from .isa import CpuIsa
@@ -73,9 +85,28 @@ def attention(
         parts = StoredParts(workspace, heads)
         with body(), parallel(k.size("num_tiles") * (heads.num_kv_heads * splits)) as unit:
             tile = B.Bind(unit // (heads.num_kv_heads * splits))
-            head = B.Bind(unit // splits % heads.num_kv_heads)
-            split = B.Bind(T.Cast("int32", unit % splits))
+            split = B.Bind(T.Cast("int32", unit // heads.num_kv_heads % splits))
+            head = B.Bind(unit % heads.num_kv_heads)
             sequence, first, count = (B.Bind(tiles[tile, i]) for i in range(3))
+
+            def upcoming_keys(blocks: Blocks, number: Any) -> KeyPages:
+                """What follows a split of a single row: the next key head, else the next split,
+                else the next tile."""
+                last = blocks.end_page - 1
+
+                def first_of(split: Any) -> tuple[Any, Any]:
+                    block, num = _blocks_of_split(blocks, split, splits)
+                    return T.max(block * BLOCK_PAGES, blocks.first_page), num
+
+                after = B.Bind(number + 1)
+                (own, _), (following, num) = first_of(number), first_of(after)
+                other = B.Bind(T.min(tile + 1, k.size("num_tiles") - 1))
+                pages = blocks_of(positions, tiles[other, 1], 1, window)
+                there = KeyPages(tiles[other, 0], T.int64(0), pages.first_page, pages.end_page - 1)
+                behind = KeyPages(sequence, T.int64(0), following, last)
+                leaves = choose_pages(T.And(after < splits, num > 0), behind, there)
+                beside = KeyPages(sequence, head + 1, own, last)
+                return choose_pages(head + 1 < heads.num_kv_heads, beside, leaves)
 
             def emit(row: Any, num_rows: int, one_split: Any) -> None:
                 """Rows: this unit's split, or all splits."""
@@ -93,7 +124,8 @@ def attention(
                     start, num = _blocks_of_split(blocks, number, splits)
                     with B.If(num > 0), B.Then():
                         part.clear()
-                        rows.add_split(part, blocks, start, num, splits)
+                        upcoming = upcoming_keys(blocks, number) if num_rows == 1 else None
+                        rows.add_split(part, blocks, start, num, splits, upcoming)
                         with B.If(several), B.Then():
                             state.merge(part)
                 with either(several) as (merged, single):

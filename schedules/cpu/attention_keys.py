@@ -10,7 +10,7 @@ Blocks of keys start at multiples of their size, and masked keys weigh exactly 0
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tvm.script import tirx as T
@@ -63,6 +63,22 @@ class Blocks:
     end_page: Any
 
 
+@dataclass(frozen=True, slots=True)
+class KeyPages:
+    """Where keys of a sequence and a key head are: pages from `first` to `last`, int32."""
+
+    sequence: Any
+    head: Any
+    first: Any
+    last: Any
+
+
+def choose_pages(condition: Any, pages: KeyPages, others: KeyPages) -> KeyPages:
+    """`pages` if the condition holds, else `others`."""
+    pairs = [(getattr(pages, f.name), getattr(others, f.name)) for f in fields(KeyPages)]
+    return KeyPages(*(B.Bind(T.if_then_else(condition, *pair)) for pair in pairs))
+
+
 def blocks_of(positions: Any, row: Any, rows: int, window: int | None) -> Blocks:
     """What `rows` consecutive rows see together."""
     end_page = B.Bind(positions[row + (rows - 1)] // LANES + 1)
@@ -91,16 +107,24 @@ class Rows:
         self.scores = local_array(self.num_vectors * BLOCK_PAGES * LANES)
         self.rescale = local_array(self.num_vectors * LANES)
 
-    def add_split(self, state: State, blocks: Blocks, first: Any, num: Any, step: int) -> None:
-        """The keys of `num` blocks, every `step`th from `first` on."""
+    def add_split(
+        self, state: State, blocks: Blocks, first: Any, num: Any, step: int,
+        upcoming: KeyPages | None,
+    ) -> None:  # fmt: skip
+        """The keys of `num` blocks, every `step`th from `first` on. Of a single row: meanwhile
+        those of the block that comes next are asked for, after the last one `upcoming`."""
         with B.serial(num) as i:
             start = B.Bind((first + i * step) * BLOCK_PAGES)
             page = B.Bind(T.max(blocks.first_page, start))
             count = B.Bind(T.min(blocks.end_page, start + BLOCK_PAGES) - page)
             self._scores_of_block(page, count)
             self._softmax_of_block(state, count)
-            following = B.Bind(T.min(start + step * BLOCK_PAGES, blocks.end_page - 1))
-            self._add_values(state, page, count, following, blocks.end_page - 1)
+            following = None
+            if upcoming is not None:
+                first_page, last_page = start + step * BLOCK_PAGES, blocks.end_page - 1
+                own = KeyPages(self.sequence, self.head, first_page, last_page)
+                following = choose_pages(i == num - 1, upcoming, own)
+            self._add_values(state, page, count, following)
 
     def write(self, out: Any, state: State) -> None:
         """The finished rows."""
@@ -117,8 +141,8 @@ class Rows:
     def _query_start(self, vector: Any) -> Any:
         return (self.head * self.heads.group + vector % self.heads.group) * self.heads.head_dim
 
-    def _page_number(self, page: Any) -> Any:
-        return B.Bind(T.Cast("int64", self.tensors.tables[self.sequence, page]))
+    def _page_number(self, sequence: Any, page: Any) -> Any:
+        return B.Bind(T.Cast("int64", self.tensors.tables[sequence, page]))
 
     def _scores_of_block(self, page: Any, count: Any) -> None:
         """scores[v, t] = scale · q_v · k_t over the block, masked by position and window."""
@@ -132,7 +156,7 @@ class Rows:
 
     def _scores_of_pages(self, page: Any, p: Any, num_pages: int) -> None:
         tensors, vectors = self.tensors, range(self.num_vectors)
-        numbers = [self._page_number(page + p + i) for i in range(num_pages)]
+        numbers = [self._page_number(self.sequence, page + p + i) for i in range(num_pages)]
         dots = local_array(self.num_vectors * num_pages * LANES)
 
         def at(v: int, i: int) -> Any:
@@ -193,10 +217,9 @@ class Rows:
             own = state.total(v)
             state.set_weights(v, maximum, fma(own, self.rescale[v * LANES], total))
 
-    def _add_values(self, state: State, page: Any, count: Any, following: Any, last: Any) -> None:
+    def _add_values(self, state: State, page: Any, count: Any, following: KeyPages | None) -> None:
         """sums[v] = sums[v] · rescale[v] + Σ_t scores[v, t] · value_t, some vectors of head
-        elements at a time. `following`: the first page of the block that comes next; `last`: the
-        last page."""
+        elements at a time. `following`: the keys to ask for meanwhile."""
         width, num_chunks = self.heads.width, self.heads.num_chunks
         together = next(
             n for n in range(num_chunks, 0, -1)
@@ -213,14 +236,15 @@ class Rows:
                 old = state.sums(v, group * together + c)
                 B.buffer_store(sums, old * self.rescale[ramp(v * LANES, width)], [at(v, c)])
             with B.serial(count) as p:
-                number = self._page_number(page + p)
-                if self.from_memory:
-                    next_number = self._page_number(T.min(following + p, last))
+                number = self._page_number(self.sequence, page + p)
+                if following is not None:
+                    next_page = T.min(following.first + p, following.last)
+                    next_number = self._page_number(following.sequence, next_page)
                 with B.serial(LANES) as t:
                     start = t * self.heads.head_dim + group * (together * width)
-                    if self.from_memory:
+                    if following is not None:
                         for c in range(0, together, 2):
-                            self._prefetch(next_number, self.head, start + c * width)
+                            self._prefetch(next_number, following.head, start + c * width)
                     values = [self._value(number, start + c * width) for c in range(together)]
                     for v in range(self.num_vectors):
                         weight = splat(self.scores[(v * BLOCK_PAGES + p) * LANES + t], width)
