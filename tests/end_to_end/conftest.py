@@ -39,9 +39,11 @@ def build_here(
     output: str | Path = "dist",
     *,
     progress: Any = None,
+    device: str | None = None,
     **options: Any,
 ) -> Path:
     """`build_process.build` without the process, which takes seconds to import the compiler."""
+    assert device is None, "of a device that was tuned for, the process is told"
     request = BuildRequest(str(model), target, quantization, Path(output).absolute(), **options)
     return compile_model(request, lambda *_: None)
 
