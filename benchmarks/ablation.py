@@ -71,7 +71,7 @@ def change_schedules(values: Mapping[str, int]) -> None:
             object.__setattr__(schedule, name, value)
         check(schedule)
 
-    LinearSchedule.__post_init__ = change_and_check  # type: ignore[method-assign]
+    LinearSchedule.__post_init__ = change_and_check  # type: ignore[assignment, method-assign]
 
 
 _NO_PAIRS = {"pair_tokens": 0}

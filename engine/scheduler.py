@@ -10,6 +10,9 @@ Pure Python: no tensors, no clock, no randomness. Rules:
 - When pages run out, the youngest running sequence is preempted: it gives back its pages, waits
   again at its place by age, and recomputes (what the prefix cache still holds comes for free).
   The oldest is never preempted for others, so everything that fits alone ends.
+- Until then a sequence keeps the pages of all its tokens, also those that fell out of a sliding
+  window. Models that mix windows with full attention need them, and so does the prefix cache, which
+  finds a page by all pages before it.
 """
 
 from bisect import insort
