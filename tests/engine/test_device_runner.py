@@ -204,9 +204,7 @@ def test_log_probabilities_of_more_rows_than_the_library_takes(runner: DeviceRun
 
 
 @pytest.mark.parametrize("page_tensors", [1, 3])
-def test_pages_begin_as_zeros_and_are_copied_whole(
-    runner: DeviceRunner, page_tensors: int
-) -> None:
+def test_pages_begin_as_zeros_and_are_copied_whole(runner: DeviceRunner, page_tensors: int) -> None:
     info = replace(runner.info, page_tensors=page_tensors)
     runner = DeviceRunner(FakeLibrary(), FakeMemory(), [], info, num_pages=6)
     tensors = [runner._pages] if page_tensors == 1 else runner._pages
