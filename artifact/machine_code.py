@@ -6,6 +6,8 @@ in it, that function is `from_text`, and a machine that only runs models needs n
 
 import base64
 
+OLDEST_CUDA = 80
+"""Compute capability (times ten) that the kernels for CUDA need: Ampere's."""
 PREFIX = "// everycast: machine code in base64\n"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..artifact.errors import ArtifactError
+from ..artifact.machine_code import OLDEST_CUDA
 from .devices import DeviceMemory
 from .parameters import Parameter
 from .runtime import Library, last_line
@@ -43,6 +44,11 @@ def _check_architecture(metadata: Mapping[str, Any], memory: DeviceMemory) -> No
     if not known or here is None or here in known:
         return
     if memory.kind == "cuda" and (number := _number(here)) is not None:
+        if number < OLDEST_CUDA:
+            raise ArtifactError(
+                f"{memory.label} is {here}, but the kernels need sm_{OLDEST_CUDA} or later; run "
+                "the model on another device (--device cpu)"
+            )
         numbers = [n for n in map(_number, known) if n is not None]
         if number >= numbers[-1]:
             return

@@ -11,7 +11,7 @@ from dataclasses import replace
 import tvm_ffi
 
 from ..artifact.errors import CompileError
-from ..artifact.machine_code import as_text, from_text
+from ..artifact.machine_code import OLDEST_CUDA, as_text, from_text
 from ..schedules.gpu.limits import GpuLimits, MatrixTile
 from .cuda_compiler import find_cuda_compiler
 from .gpu import gpu_target, refuse_activations, this_machine
@@ -35,7 +35,6 @@ _LIMITS = GpuLimits(
 )
 _USUAL = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """Ampere to Blackwell: what a library without a named architecture has machine code for."""
-_OLDEST = 80
 _BUSY_THREADS = 384
 
 
@@ -70,7 +69,7 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
 def chosen_architectures(asked: Collection[str], known: Sequence[str]) -> tuple[str, ...]:
     """`asked`, oldest first. CompileError if the compiler, which knows `known` (oldest first), does
     not know one of them, or if it is older than Ampere, whose instructions the kernels use."""
-    fitting = [name for name in known if int(name.removeprefix("sm_")) >= _OLDEST]
+    fitting = [name for name in known if int(name.removeprefix("sm_")) >= OLDEST_CUDA]
     for name in asked:
         if name not in fitting:
             what = "too old an" if name in known else "unknown"

@@ -68,7 +68,7 @@ def test_machine_code_for_an_earlier_minor_version_or_ptx_for_a_later_one(here: 
 @pytest.mark.parametrize(
     ("kind", "here", "architectures"),
     [
-        ("cuda", "sm_75", USUAL), ("cuda", "sm_80", ["sm_86"]), ("cuda", "sm_89", ["sm_90"]),
+        ("cuda", "sm_80", ["sm_86"]), ("cuda", "sm_89", ["sm_90"]),
         ("rocm", "gfx1100", ["gfx942"]), ("rocm", "gfx90a", ["gfx942"]),
     ],
 )  # fmt: skip
@@ -78,6 +78,11 @@ def test_machine_code_for_other_architectures(
     with pytest.raises(ArtifactError) as caught:
         check(fake(kind, here), architectures=architectures)
     assert f"is {here}; compile it with --target {kind}:{here}" in str(caught.value)
+
+
+def test_a_gpu_from_before_ampere() -> None:
+    with pytest.raises(ArtifactError, match="is sm_75, but the kernels need sm_80 or later"):
+        check(fake("cuda", "sm_75"), architectures=USUAL)
 
 
 def test_limits_of_a_device() -> None:

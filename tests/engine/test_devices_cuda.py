@@ -51,11 +51,11 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def artifact(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model for the CPU, for CUDA's usual architectures, and for sm_75."""
+    """A tiny model for the CPU, for CUDA's usual architectures, and for sm_86 alone."""
     output = tmp_path_factory.mktemp("dist")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda, "find_cuda_compiler", FakeNvcc)
-        for target in ("cpu", "cuda", "cuda:sm_75"):
+        for target in ("cpu", "cuda", "cuda:sm_86"):
             request = BuildRequest(str(tiny_checkpoint), target, "q4f16_1", output)
             folder = compile_model(request, lambda *_: None)
     return folder
@@ -85,14 +85,14 @@ def test_a_model_is_loaded_and_stepped(outcomes: Any, artifact: Path) -> None:
         artifact,
         ({}, "list"),
         ({}, "auto"),
-        ({"FAKE_CUDA_ARCH": "75"}, "cuda"),
+        ({"FAKE_CUDA_ARCH": "86"}, "cuda"),
         ({"FAKE_CUDA_DEVICES": "2"}, "cuda:1"),
     )
     assert listed == {"devices": [["cuda:0 (Fake GPU 0)", "CUDA 13.0", ["sm_90", "warps of 32"]]]}
     assert auto.get("choice") == "device: cuda:0 (Fake GPU 0), the best that is here", auto
     assert auto["tokens"] == 8 and auto["taken"] > 0
     assert auto["architectures"] == ["sm_80", "sm_86", "sm_90", "sm_120"]
-    assert named["architectures"] == ["sm_75"], "the library of its architecture"
+    assert named["architectures"] == ["sm_86"], "the library of its architecture"
     assert (second["choice"], second["tokens"]) == ("device: cuda:1 (Fake GPU 1)", 8)
 
 
@@ -107,7 +107,7 @@ FAILURES = {
     "too high a number": ({}, "cuda:3", ("no device cuda:3", "this machine has cuda:0")),
     "another architecture": (
         {"FAKE_CUDA_ARCH": "72"}, "cuda",
-        ("machine code for sm_80,", "is sm_72", "compile it with --target cuda:sm_72"),
+        ("is sm_72", "kernels need sm_80 or later", "--device cpu"),
     ),
     "little memory": ({"FAKE_CUDA_BYTES": "1000000"}, "cuda", ("needs", "1 MB", "available")),
     "too large a tensor": ({}, "fill", ("has no room for 2147 MB", "free some, take a sm")),

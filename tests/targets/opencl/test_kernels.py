@@ -23,7 +23,7 @@ def test_embedding(gpu, kernel_tests):
 
 def test_norm_and_rows(gpu, kernel_tests):
     tests = kernel_tests("test_norm_and_rotary")
-    tests.test_rms_norm(gpu, 576, True)
+    tests.test_rms_norm(gpu, 576, True, subgroup=None)
     tests.test_take_rows(gpu)
 
 
