@@ -28,7 +28,9 @@ Script = Callable[[tuple[int, ...]], int]
 """All tokens of a sequence so far → the token that follows."""
 
 _EMPTY = -1
-_PEAK = 20.0
+_PEAK, _CERTAIN = 20.0, 40.0
+"""Logits of the scripted token with noise, which leaves a choice, and without: at 20 the other
+tokens would still be drawn once in a million times."""
 
 
 class ScriptedModel:
@@ -47,8 +49,9 @@ class ScriptedModel:
         noise: float = 0.0,
         step_time_s: float = 0.0,
     ) -> None:
-        """noise: standard deviation of what is added to the logits (0, and 20 for the scripted
-        token); it depends on the history alone. Above about 5 sampling has a choice.
+        """noise: standard deviation of what is added to the logits, which are 0, and for the
+        scripted token 20, or 40 without noise; it depends on the history alone. Above about 5
+        sampling has a choice.
         step_time_s: how long a step takes."""
         self.info = ModelInfo(
             vocab_size=vocab_size,
@@ -110,7 +113,7 @@ class ScriptedModel:
             seed = hash_of(history)
             row += np.random.default_rng(seed).normal(0.0, self._noise, len(row))
             row.clip(max=_PEAK - 1, out=row)
-        row[self._script(history)] = _PEAK
+        row[self._script(history)] = _PEAK if self._noise else _CERTAIN
 
     def _check(self, step: StepInput) -> None:
         for array in (
