@@ -4,7 +4,8 @@ Imports are inside the functions, so that `--help` is instant and `chat` loads n
 need. MODEL is everywhere the same: a name (`everycast list` shows them), a Hugging Face folder,
 `HF://org/name`, a GGUF file, or a folder that `everycast compile` wrote.
 
-What several commands take is in `cli_options.py`.
+What several commands take is in `cli_options.py`. Still over 500 lines, because signatures
+with their help are the command line itself, and belong side by side.
 """
 
 import os

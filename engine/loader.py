@@ -315,7 +315,8 @@ def _limits(metadata: Mapping[str, Any]) -> Limits:
 
 
 def _page_tensors(metadata: Mapping[str, Any]) -> int:
-    number: int = metadata.get("page_tensors", 1)  # those that can have but one need not say
+    """1 in libraries from before there could be more."""
+    number: int = metadata.get("page_tensors", 1)
     return number
 
 

@@ -21,9 +21,14 @@ def stream(tokenizer: Tokenizer, ids: list[int], *, at_start: bool = True) -> li
 
 
 def has_open_end(text: str, full: str) -> bool:
-    """Whether `full` is `text` and one half character; of the two bytes that begin a surrogate,
-    which no character has, Python's decoder waits for the third."""
-    return full in (text + "\ufffd", text + "\ufffd\ufffd")
+    """Whether `full` is `text` and one half character."""
+    return full == text + "\ufffd"
+
+
+def ends_in_half_a_surrogate(tokenizer: Tokenizer, ids: list[int]) -> bool:
+    """No character begins with these two bytes, but Python's decoder waits for the third."""
+    data = b"".join(map(tokenizer.id_to_bytes, ids))
+    return data[-2:-1] == b"\xed" and data[-1] >= 0xA0
 
 
 @given(ids=IDS)
@@ -43,7 +48,10 @@ def test_deltas_are_the_full_text_sentencepiece(
 ) -> None:
     text = "".join(stream(sentencepiece, ids))
     full = sentencepiece.decode(ids)
-    assert text == full or has_open_end(text, full)
+    if ends_in_half_a_surrogate(sentencepiece, ids):
+        assert full == text + "\ufffd\ufffd"
+    else:
+        assert text == full or has_open_end(text, full)
     # The library spoils the valid characters in a run of byte tokens when one byte is wrong.
     if "\ufffd" not in (library := sentencepiece_hf.decode(ids)):
         assert full == library

@@ -29,8 +29,8 @@ import numpy as np
 import tvm
 import tvm_ffi
 from everycast.schedules.pipeline import GPU_TIR_PIPELINE
+from host_on_cpu import launch_axes, split, tensor_of, view_of
 from tvm.target import codegen
-from tvm.tirx.build import split_host_device_mods
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 HERE = Path(__file__).parent
@@ -83,9 +83,9 @@ class Emulated:
         results = []
         self.launches = []
         for self._order in ORDERS:
-            given = [_tensor(a) if isinstance(a, np.ndarray) else a for a in arguments]
+            given = [tensor_of(a) if isinstance(a, np.ndarray) else a for a in arguments]
             views = [
-                _view(t, a) if isinstance(a, np.ndarray) else a
+                view_of(t, a) if isinstance(a, np.ndarray) else a
                 for t, a in zip(given, arguments, strict=True)
             ]
             self._arrays = {a.ctypes.data: a for a in views if isinstance(a, np.ndarray)}
@@ -163,48 +163,16 @@ class Emulated:
                 tvm_ffi.registry.remove_global_func(name)
 
 
-def _tensor(array: np.ndarray) -> Any:
-    tensor = tvm.runtime.empty(array.shape, array.dtype.name, tvm.cpu())
-    _view(tensor, array)[...] = array
-    return tensor
-
-
-def _view(tensor: Any, array: np.ndarray) -> np.ndarray:
-    """The tensor's memory, as an array like `array`."""
-    memory = (ctypes.c_uint8 * array.nbytes).from_address(tensor.data_ptr())
-    return np.frombuffer(memory, array.dtype).reshape(array.shape)
-
-
 def _build(language: ModuleType, functions: Sequence[Any]) -> tuple[str, Any, dict[str, Any]]:
     """(the kernels' source, the host part as a module for the CPU, kernel → its launch axes)."""
     target, cpu = tvm.target.Target(dict(language.SPEC)), tvm.target.Target({"kind": "llvm"})
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in functions})
     module = tvm.tirx.transform.BindTarget(target)(module)
     pipeline, finish_host, finish_device = tvm.tirx.get_tir_pipeline(GPU_TIR_PIPELINE)
-    host, device = _split(pipeline, module, cpu)
+    host, device = split(pipeline, module, cpu)
     device = finish_device()(device)
     host = codegen.build_module(finish_host()(host), cpu)
-    return language.source_of(device, target), host, _launch_axes(device)
-
-
-def _split(
-    pipeline: Any, module: tvm.IRModule, cpu: tvm.target.Target
-) -> tuple[tvm.IRModule, tvm.IRModule]:
-    """(functions that launch kernels, for tensors of the CPU; the kernels)."""
-    for step in pipeline.passes:
-        if step.info.name == "tirx.MakePackedAPI":
-            module = _with_host_on_cpu(module, cpu.with_host(cpu))
-        module = step(module)
-    host, devices = split_host_device_mods(module)
-    (device,) = devices.values()
-    return host, device
-
-
-def _launch_axes(device: tvm.IRModule) -> dict[str, list[str]]:
-    return {
-        str(func.attrs["global_symbol"]): list(map(str, func.attrs["tirx.kernel_launch_params"]))
-        for func in device.functions.values()
-    }
+    return language.source_of(device, target), host, launch_axes(device)
 
 
 class EmulatedLibrary:
@@ -225,7 +193,7 @@ class EmulatedLibrary:
 
         @tvm.transform.module_pass(opt_level=0)
         def keep_kernels(module: tvm.IRModule, _: Any) -> tvm.IRModule:
-            host, device = _split(pipeline, module, cpu)
+            host, device = split(pipeline, module, cpu)
             self._device = finish_device()(device)
             return host
 
@@ -239,7 +207,7 @@ class EmulatedLibrary:
         options = ("-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC")
         self._library = ctypes.CDLL(_program(self._language, source, options))
         self._library.emulate.restype = ctypes.c_char_p
-        axes = _launch_axes(self._device)
+        axes = launch_axes(self._device)
         for number, (name, kinds) in enumerate(self._language.kernels(source).items()):
             call = functools.partial(self._launch, name, number, kinds, axes[name])
             tvm_ffi.register_global_func(name, call, override=True)
@@ -264,17 +232,6 @@ def _extents(axes: Sequence[str], values: Sequence[Any]) -> list[int]:
     names = [f"{kind}Idx.{axis}" for kind in ("block", "thread") for axis in "xyz"]
     given = dict(zip(axes, map(int, values), strict=True))
     return [given.get(name, 1) for name in names]
-
-
-def _with_host_on_cpu(module: tvm.IRModule, cpu: tvm.target.Target) -> tvm.IRModule:
-    """Functions that launch kernels, for tensors of the CPU."""
-    updated = {
-        variable: func
-        if "tirx.kernel_launch_params" in func.attrs
-        else func.with_attr("target", cpu)
-        for variable, func in module.functions.items()
-    }
-    return tvm.IRModule(updated, attrs=module.attrs)
 
 
 def _cpp(language: ModuleType, source: str) -> str:

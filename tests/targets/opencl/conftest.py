@@ -4,7 +4,6 @@ There is no OpenCL runtime in TVM's wheel, and none is needed: the host part of 
 chooses and launches, is compiled for the CPU, and finds each launch as a global function here.
 """
 
-import ctypes
 import functools
 import importlib.util
 import re
@@ -21,9 +20,9 @@ from everycast.schedules.pipeline import GPU_TIR_PIPELINE
 from everycast.targets.inspection.opencl import HALF, find_device
 from everycast.targets.inspection.report import ToolMissing
 from everycast.targets.opencl import make_target
+from host_on_cpu import launch_axes, split, tensor_of, view_of
 from tvm import tirx
 from tvm.target import codegen
-from tvm.tirx.build import split_host_device_mods
 
 LIMITS = GpuLimits(max_threads=256, shared_bytes=32 << 10)
 OPTIONS = ["-w", "-cl-opt-disable"]
@@ -61,15 +60,15 @@ class Kernels:
 
     def run(self, *arguments: Any) -> list[Any]:
         """Every array as it is afterwards."""
-        tensors = [_tensor(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        tensors = [tensor_of(a) if isinstance(a, np.ndarray) else a for a in arguments]
         self.arrays = {
-            tensor.data_ptr(): _view(tensor, array)
+            tensor.data_ptr(): view_of(tensor, array)
             for tensor, array in zip(tensors, arguments, strict=True)
             if isinstance(array, np.ndarray)
         }
         self.host[self.name](*tensors)
         return [
-            _view(tensor, array).copy() if isinstance(array, np.ndarray) else array
+            view_of(tensor, array).copy() if isinstance(array, np.ndarray) else array
             for tensor, array in zip(tensors, arguments, strict=True)
         ]
 
@@ -109,43 +108,10 @@ def build(func: tirx.PrimFunc) -> tuple[str, Any, dict[str, list[str]]]:
     module = tvm.IRModule({func.attrs["global_symbol"]: func})
     module = tirx.transform.BindTarget(target)(module)
     pipeline, finish_host, finish_device = tirx.get_tir_pipeline(GPU_TIR_PIPELINE)
-    for step in pipeline.passes:
-        if step.info.name == "tirx.MakePackedAPI":
-            module = _with_host_on_cpu(module, cpu.with_host(cpu))
-        module = step(module)
-    host, devices = split_host_device_mods(module)
-    (on_device,) = devices.values()
+    host, on_device = split(pipeline, module, cpu)
     on_device = finish_device()(on_device)
-    axes = {
-        str(kernel.attrs["global_symbol"]): list(
-            map(str, kernel.attrs["tirx.kernel_launch_params"])
-        )
-        for kernel in on_device.functions.values()
-    }
     source = codegen.build_module(on_device, target).inspect_source()
-    return source, codegen.build_module(finish_host()(host), cpu), axes
-
-
-def _with_host_on_cpu(module: tvm.IRModule, cpu: tvm.target.Target) -> tvm.IRModule:
-    updated = {
-        variable: func
-        if "tirx.kernel_launch_params" in func.attrs
-        else func.with_attr("target", cpu)
-        for variable, func in module.functions.items()
-    }
-    return tvm.IRModule(updated, attrs=module.attrs)
-
-
-def _tensor(array: np.ndarray) -> Any:
-    tensor = tvm.runtime.empty(array.shape, array.dtype.name, tvm.cpu())
-    _view(tensor, array)[...] = array
-    return tensor
-
-
-def _view(tensor: Any, array: np.ndarray) -> np.ndarray:
-    """The tensor's memory, as an array like `array`."""
-    memory = (ctypes.c_uint8 * array.nbytes).from_address(tensor.data_ptr())
-    return np.frombuffer(memory, array.dtype).reshape(array.shape)
+    return source, codegen.build_module(finish_host()(host), cpu), launch_axes(on_device)
 
 
 @pytest.fixture(scope="session")
