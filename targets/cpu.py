@@ -38,10 +38,10 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
     """`arch` is an LLVM CPU name (`znver4`, `x86-64-v3`, `cortex-a76`); None is this machine.
 
     `activations` is how the inputs of linear layers are rounded: int8 (fastest prefill), int16 (two
-    int8 terms: decodes as fast, as exact as floats), mixed (int8 in the MLP, int16 in attention and
-    head) or float32; auto takes mixed where the instruction set has integer dot products. Layers
-    with weights of bfloat16 take one term of bfloat16, two for int16, where the instruction set has
-    dot products of those; layers with other float weights take float32.
+    int8 terms, as exact as floats), mixed (the second term for groups of inputs that are far larger
+    than others) or float32; auto takes mixed where the instruction set has integer dot products.
+    Layers with weights of bfloat16 take one term of bfloat16, two for int16, where the instruction
+    set has dot products of those; layers with other float weights take float32.
 
     Raises CompileError for an unknown name, a CPU without the vector instructions that the kernels
     need, or a machine without a linker.
@@ -81,7 +81,7 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
         tir_pipeline=CPU_TIR_PIPELINE,
         constants={"isa": isa.name, "activations": mode},
         model_constants=lambda config: {
-            "query_tile": query_tile(_heads(config), isa),
+            "query_tile": query_tile(_heads(config)),
             "sampling_workspace": workspace_shape(config.vocab_size),
         },
         sampling_functions=sampling_functions,

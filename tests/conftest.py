@@ -11,8 +11,17 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from everycast.artifact.cache import cache_dir
 from everycast.artifact.errors import EverycastError
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
+
+# The same examples in every run of CI, however slow its machine: a red run then means a change.
+# Elsewhere each run tries others.
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+if "CI" in os.environ:
+    settings.load_profile("ci")
 
 
 def pytest_configure() -> None:

@@ -21,8 +21,8 @@ class ByteDot:
     """One instruction set's way from bytes to int32 sums, a register of rows at a time.
 
     `multiply_add(sums, q, x)` adds the products of 4 consecutive k of `lanes` rows, q uint8 and x
-    int8 of 4 · lanes bytes; `widen(sums, factor)` makes int32 of them, times a factor up to 2¹⁴, a
-    lane a row, None where they are int32 already. Sums are of `sum_dtype` and may hold the products
+    int8 of 4 · lanes bytes; `widen(sums)` makes int32 of them, a lane a row, None where they are
+    int32 already. Sums are of `sum_dtype` and may hold the products
     of 32 k. q must not exceed `largest_q`. Larger ones are multiplied as 16-bit words by
     `multiply_words(q, x)`, which adds 2 neighbours up to int32; where there is none, bytes of q are
     signed and stand for 128 more (see `dot_int8`).
@@ -32,7 +32,7 @@ class ByteDot:
     largest_q: int
     sum_dtype: str
     multiply_add: Callable[[Any, Any, Any], Any]
-    widen: Callable[[Any, int], Any] | None = None
+    widen: Callable[[Any], Any] | None = None
     multiply_words: Callable[[Any, Any], Any] | None = None
     llvm_source: str = ""
     """LLVM IR that kernels with these sums import, for `in_order`."""
@@ -54,13 +54,7 @@ class ByteDot:
 
     def total(self, sums: Any, start: Any) -> Any:
         """`start` and all products, int32."""
-        return sums if self.widen is None else self.widen(sums, 1) + start
-
-    def shifted(self, sums: Any, bits: int) -> Any:
-        """All products times 2^bits, int32, of sums that started from zero."""
-        if self.widen is None:
-            return T.shift_left(sums, splat(T.int32(bits), self.lanes))
-        return self.widen(sums, 1 << bits)
+        return sums if self.widen is None else self.widen(sums) + start
 
 
 def _by_instruction(dtype: str, name: str, q_dtype: str = "uint8") -> ByteDot:
@@ -87,8 +81,8 @@ def _by_pairs(lanes: int, multiply: str, add_pairs: str) -> ByteDot:
     def multiply_words(q: Any, x: Any) -> Any:
         return T.call_llvm_pure_intrin(dtype_of("int32", lanes), add_pairs, q, x)
 
-    def widen(sums: Any, factor: int) -> Any:
-        return multiply_words(sums, splat(T.int16(factor), 2 * lanes))
+    def widen(sums: Any) -> Any:
+        return multiply_words(sums, splat(T.int16(1), 2 * lanes))
 
     source = _in_order_source(f"<{2 * lanes} x i16>")
     return ByteDot(lanes, 15, sum_dtype, multiply_add, widen, multiply_words, source)

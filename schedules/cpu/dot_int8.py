@@ -10,13 +10,15 @@ With w = (q - zero) · scale and x = xq · xscale, a group of one row and one to
     scale · xscale · (Σ q·xq - zero · Σ xq)
 
 to the result; the integers in brackets are exact. Affine formats have a minimum instead of a zero
-point, and add min · Σ x. With two terms (see `activation`) the products with the high one count 256
-times.
+point, and add min · Σ x. With two terms (see `activation`) the low ones are added in the same way
+after all high ones, for the groups that any token of a tile keeps; a token that does not keep them
+has scale 0 there.
 
 Every number of tokens adds up in the same order, so a token's result does not depend on the batch
 it is in, to the last bit.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .activation import GROUP, HIGH_BITS
+from .activation import GROUP, KEPT_BITS
 from .byte_dots import ByteDot
 from .control import clear
 from .dot_words import word_dots
@@ -35,7 +37,6 @@ from .weight_groups import PackedGroup, UnpackedBlock, UnpackedGroup, WeightGrou
 from .weight_vectors import prefetch
 
 _SUPPORTED_GROUPS = (16, 32)
-_FEW_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +47,36 @@ class Int8Activations:
     scales: Any
     sums: Any
     steps: Any
-    terms: int
+    kept: Any = None
+    """Flags of the groups with a low term; None: there is one term alone."""
 
     @property
-    def term_words(self) -> int:
-        """Words of a token and a term."""
-        return int(self.xq.shape[1]) // self.terms
+    def num_groups(self) -> int:
+        """Groups of 32."""
+        return int(self.sums.shape[1]) // 3
 
-    def scale_and_sums(self, group_size: int, token: Any, group: Any) -> tuple[Any, Any, Any]:
-        """Of one group of a token: the scale, Σ x, Σ xq."""
-        at = self._sums_at(group_size, group)
-        scale_at = group if group_size == GROUP else group // 2
-        return self.scales[token, scale_at], self.sums[token, at], self.steps[token, at]
+    def words_at(self, group_size: int, group: Any, term: int) -> Any:
+        """Where the words of a group's term begin in a token's xq."""
+        return group * (group_size // 4) + term * self.num_groups * (GROUP // 4)
 
-    def steps_from(self, group_size: int, token: Any, group: Any, count: int) -> Any:
-        """Σ xq of `count` groups of a token."""
-        return self.steps[token, ramp(self._sums_at(group_size, group), count)]
+    def scale(self, group_size: int, token: Any, group: Any, term: int) -> Any:
+        group = group if group_size == GROUP else group // 2
+        return self.scales[token, group + term * self.num_groups]
 
-    def _sums_at(self, group_size: int, group: Any) -> Any:
-        return group if group_size == GROUP else self.scales.shape[1] + group
+    def sum(self, group_size: int, token: Any, group: Any, term: int) -> Any:
+        """Σ of a term times its scale."""
+        if term:
+            step_sum = self.step_sum(group_size, token, group, term)
+            return T.Cast("float32", step_sum) * self.scale(group_size, token, group, term)
+        return self.sums[token, self._sums_at(group_size, group, 0)]
+
+    def step_sum(self, group_size: int, token: Any, group: Any, term: int, count: int = 1) -> Any:
+        """Σ of a term, of `count` groups of a token."""
+        return self.steps[token, ramp(self._sums_at(group_size, group, term), count)]
+
+    def _sums_at(self, group_size: int, group: Any, term: int) -> Any:
+        skipped = (0 if group_size == GROUP else 1) + 3 * term
+        return group + skipped * self.num_groups
 
 
 def supports(weight: PackedWeight) -> bool:
@@ -105,6 +117,15 @@ def dot_int8(
                 for (packed, _), start in zip(blocks, starts, strict=True)
             ]
             tile.emit_group(groups, pair * 2 + half)
+
+    def groups_at(group: Any) -> list[WeightGroup]:
+        start = group // 2 * weight.pair_bytes
+        return [
+            PackedGroup(weight, unit, packed, B.Bind(base + start), B.Bind(group % 2))
+            for (packed, _), base in zip(blocks, bases, strict=True)
+        ]
+
+    tile.emit_low_terms(groups_at)
     return tile.sums()
 
 
@@ -115,6 +136,7 @@ def dot_unpacked(block: UnpackedBlock, x: Int8Activations, first: Any, tokens: i
     tile.find_starts()
     with B.serial(T.int64(2 * weight.num_pairs)) as group:
         tile.emit_group([UnpackedGroup(block, group)], group)
+    tile.emit_low_terms(lambda group: [UnpackedGroup(block, group)])
     return tile.sums()[0]
 
 
@@ -144,7 +166,7 @@ class _Tile:
         """First rows of the registers of a block."""
         # Where one instruction multiplies and adds, LLVM keeps to the order by itself, but for the
         # registers that minimums take (a tenth of the speed in tiles of 4 and 8 tokens).
-        has_minimums = weight.format.is_affine and num_blocks == 1 and x.terms == 1
+        has_minimums = weight.format.is_affine and num_blocks == 1
         self.is_ordered = tokens > 1 and (unit.widen is not None or has_minimums)
         self.starts: Any = None
 
@@ -162,7 +184,7 @@ class _Tile:
             with B.serial(T.int64(-(-count // width))) as step:
                 # The last step does some of the one before again.
                 group = B.Bind(T.min(step * width, T.int64(count - width)))
-                steps = self.x.steps_from(self.weight.group, token, group, width)
+                steps = self.x.step_sum(self.weight.group, token, group, 0, width)
                 value = steps * splat(T.int32(factor), width)
                 B.buffer_store(self.starts, value, [ramp(i * count + group, width)])
 
@@ -171,61 +193,63 @@ class _Tile:
         vectors = [self.acc[ramp(i * LANES)] for i in range(self.num_blocks * count)]
         return [vectors[i : i + count] for i in range(0, len(vectors), count)]
 
-    def emit_group(self, groups: Sequence[WeightGroup], group: Any) -> None:
-        """Groups of the blocks, the `group`th of x."""
+    def emit_group(self, groups: Sequence[WeightGroup], group: Any, term: int = 0) -> None:
+        """Groups of the blocks, the `group`th of a term of x."""
         weight, lanes = self.weight, self.unit.lanes
-        dots = self._dots(groups, group)
+        dots = self._dots(groups, group, term)
         for b, of_block in enumerate(groups):
             for r, row in enumerate(self.rows):
                 scale = of_block.scale(row)
                 minimum = of_block.minimum(row, scale) if weight.format.is_affine else None
                 for i, token in enumerate(self.tokens):
                     at = ramp((b * len(self.tokens) + i) * LANES + row, lanes)
-                    x_scale, x_sum, _ = self.x.scale_and_sums(weight.group, token, group)
                     value = self.acc[at]
                     if minimum is not None:
+                        x_sum = self.x.sum(weight.group, token, group, term)
                         value = fma(minimum, splat(x_sum, lanes), value, lanes)
+                    x_scale = self.x.scale(weight.group, token, group, term)
                     dot = to_float(dots[i][b * len(self.rows) + r], lanes)
                     value = fma(dot, scale * splat(x_scale, lanes), value, lanes)
                     B.buffer_store(self.acc, value, [at])
 
-    def _dots(self, groups: Sequence[WeightGroup], group: Any) -> list[list[Any]]:
-        """Σ (q - zero)·xq of a group, int32, by token and register of all blocks' rows."""
+    def emit_low_terms(self, groups_at: Callable[[Any], Sequence[WeightGroup]]) -> None:
+        """Emit what low terms add, if there are any; `groups_at(number)` of the blocks."""
+        if self.x.kept is None:
+            return
+        per_scale = GROUP // self.weight.group
+        left = B.alloc_buffer((1,), "int64", annotations=ON_THE_STACK)
+        with B.serial(T.int64(self.x.kept.shape[1])) as word:
+            flags = [self.x.kept[token, word] for token in self.tokens]
+            B.buffer_store(left, functools.reduce(T.bitwise_or, flags), [0])
+            with B.While(left[0] != 0):
+                bit = T.call_llvm_pure_intrin("int64", "llvm.cttz.i64", left[0], T.bool(True))
+                group = B.Bind((bit + word * KEPT_BITS) * per_scale)
+                B.buffer_store(left, T.bitwise_and(left[0], left[0] - 1), [0])
+                for part in range(per_scale):
+                    number = opaque(group + part)
+                    self.emit_group(groups_at(number), number, term=1)
+
+    def _dots(self, groups: Sequence[WeightGroup], group: Any, term: int) -> list[list[Any]]:
+        """Σ (q - zero)·x of a group and a term, int32, by token and register of all blocks'
+        rows."""
         x, unit = self.x, self.unit
-        x_start = group * (self.weight.group // 4)
-        terms = [x_start + term * x.term_words for term in range(x.terms)]
-        begins = [self._minus_zero(i, group) for i in range(len(self.tokens))]
+        x_start = x.words_at(self.weight.group, group, term)
+        starts = [self._minus_zero(i, group, term) for i in range(len(self.tokens))]
         if is_of_words(self.weight, unit):
-            return self._word_dots(groups, terms, begins)
+            return self._word_dots(groups, x_start, starts)
         count = len(groups) * len(self.rows)
-        all_begins = [[start] * count for start in begins]
-        if x.terms == 1:
-            (sums,) = self._multiply_add([all_begins], groups, terms)
-            return _map(unit.total, sums, all_begins)
-        zeros = [[splat(T.int32(0), unit.lanes)] * count for _ in self.tokens]
+        sums = self._multiply_add([[start] * count for start in starts], groups, x_start)
+        return [
+            [B.Bind(unit.total(each, start)) for each in of_token]
+            for of_token, start in zip(sums, starts, strict=True)
+        ]
 
-        def shifted(sums: Any) -> Any:
-            return unit.shifted(sums, HIGH_BITS)
-
-        # Two blocks, or many tokens and minimums, leave no registers for the sums of both terms.
-        has_minimums = self.weight.format.is_affine and len(self.tokens) > _FEW_TOKENS
-        if len(groups) == 1 and not has_minimums:
-            lows, highs = self._multiply_add([all_begins, zeros], groups, terms)
-            lows = _map(unit.total, lows, all_begins)
-            return _map(lambda high, low: shifted(high) + low, highs, lows)
-        (highs,) = self._multiply_add([zeros], groups, terms[1:])
-        starts = _map(lambda high, start: shifted(high) + start, highs, all_begins)
-        (lows,) = self._multiply_add([starts], groups, terms[:1])
-        return _map(unit.total, lows, starts)
-
-    def _word_dots(
-        self, groups: Sequence[Any], terms: list[Any], begins: list[Any]
-    ) -> list[list[Any]]:
+    def _word_dots(self, groups: Sequence[Any], x_start: Any, starts: list[Any]) -> list[list[Any]]:
         """The same by products of 16-bit words."""
-        at = [ramp(start, self.weight.words) for start in terms]
-        x_words = [[self.x.xq[token, words] for words in at] for token in self.tokens]
+        words = ramp(x_start, self.weight.words)
+        x_words = [self.x.xq[token, words] for token in self.tokens]
         parts = [
-            word_dots(self.unit, self.weight, of.packed, of.q_start, x_words, begins)
+            word_dots(self.unit, self.weight, of.packed, of.q_start, x_words, starts)
             for of in groups
         ]
         return [list(itertools.chain(*of_blocks)) for of_blocks in zip(*parts, strict=True)]
@@ -237,41 +261,32 @@ class _Tile:
         is_less = weight.largest_q > unit.largest_q and not is_of_words(weight, unit)
         return (128 if is_less else 0) - (weight.format.zero_point or 0)
 
-    def _minus_zero(self, i: int, group: Any) -> Any:
-        """What the sums of q·xq of token number i of the tile lack, in every lane."""
+    def _minus_zero(self, i: int, group: Any, term: int) -> Any:
+        """What the sums of q·x of token number i of the tile lack, in every lane."""
         lanes = self.unit.lanes
-        if self.starts is not None:
+        if self.starts is not None and term == 0:
             count = 2 * self.weight.num_pairs
             return B.Bind(splat(self.starts[i * count + group], lanes))
         factor = self._zero_factor
         if not factor:
             return splat(T.int32(0), lanes)
-        *_, x_sum = self.x.scale_and_sums(self.weight.group, self.tokens[i], group)
-        return B.Bind(splat(x_sum * T.int32(factor), lanes))
+        step_sum = self.x.step_sum(self.weight.group, self.tokens[i], group, term)
+        return B.Bind(splat(step_sum * T.int32(factor), lanes))
 
     def _multiply_add(
-        self, starts: list[list[list[Any]]], groups: Sequence[WeightGroup], x_starts: list[Any]
-    ) -> list[list[list[Any]]]:
+        self, starts: list[list[Any]], groups: Sequence[WeightGroup], x_start: Any
+    ) -> list[list[Any]]:
         """The sums of the unit that begin with `starts`, int32, and the products of a group's q and
-        the words of x from `x_starts`: by term, token and register."""
+        the words of x from `x_start`: by token and register."""
         unit = self.unit
-        sums = [[list(map(unit.before, of_token)) for of_token in of_term] for of_term in starts]
+        sums = [list(map(unit.before, of_token)) for of_token in starts]
         for of_blocks in zip(*(group.words() for group in groups), strict=True):
             k = of_blocks[0][0]
             registers = list(itertools.chain(*(of_block for _, of_block in of_blocks)))
             for i, token in enumerate(self.tokens):
-                for of_term, x_start in zip(sums, x_starts, strict=True):
-                    word = splat(self.x.xq[token, x_start + k], unit.lanes)
-                    word = B.Bind(T.reinterpret(dtype_of("int8", 4 * unit.lanes), word))
-                    for r, q in enumerate(registers):
-                        new = unit.multiply_add(of_term[i][r], q, word)
-                        of_term[i][r] = B.Bind(unit.in_order(new) if self.is_ordered else new)
+                word = splat(self.x.xq[token, x_start + k], unit.lanes)
+                word = B.Bind(T.reinterpret(dtype_of("int8", 4 * unit.lanes), word))
+                for r, q in enumerate(registers):
+                    new = unit.multiply_add(sums[i][r], q, word)
+                    sums[i][r] = B.Bind(unit.in_order(new) if self.is_ordered else new)
         return sums
-
-
-def _map(function: Callable[[Any, Any], Any], a: Any, b: Any) -> list[list[Any]]:
-    """`function` of each register of each token, bound."""
-    return [
-        [B.Bind(function(*both)) for both in zip(*of_token, strict=True)]
-        for of_token in zip(a, b, strict=True)
-    ]

@@ -1,8 +1,7 @@
 """Sums of products of 8-bit weights and activations as 16-bit words, where bytes would overflow.
 
 Before VNNI, x86 adds neighbouring products of bytes up in 16 bits, too few for q up to 255. Its
-products of 16-bit words are exact; with both terms of the activations in a word there are half as
-many of them as with bytes.
+products of 16-bit words are exact.
 """
 
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .activation import HIGH_BITS
 from .byte_dots import ByteDot
 from .packing import PackedWeight
 from .vectors import LANES, dtype_of, ramp, splat
@@ -21,12 +19,12 @@ def word_dots(
     weight: PackedWeight,
     packed: Any,
     q_start: Any,
-    x_words: list[list[Any]],
+    x_words: list[Any],
     starts: list[Any],
 ) -> list[list[Any]]:
     """Σ q·x of a group, int32, by token and register of rows; q is at byte `q_start`.
 
-    `x_words`: for each token the vectors of its terms, low one first; int32, 4 int8 a lane.
+    `x_words`: for each token a vector of int32, 4 int8 a lane.
     `starts`: for each token an int32 vector to add to.
     """
     multiply = unit.multiply_words
@@ -35,8 +33,8 @@ def word_dots(
     x16 = B.alloc_buffer(
         (num_tokens * 2 * num_words,), "int32", annotations={"disable_lower_builtin": True}
     )
-    for i, terms in enumerate(x_words):
-        for odd, values in enumerate(_even_and_odd(terms, num_words)):
+    for i, x_word in enumerate(x_words):
+        for odd, values in enumerate(_even_and_odd(x_word, num_words)):
             at = ramp((2 * i + odd) * num_words, num_words)
             B.buffer_store(x16, T.reinterpret(dtype_of("int32", num_words), values), [at])
     width = 2 * unit.lanes
@@ -58,14 +56,9 @@ def word_dots(
     return sums
 
 
-def _even_and_odd(terms: list[Any], num_words: int) -> list[Any]:
-    """(x of k = 4j and 4j + 2, x of k = 4j + 1 and 4j + 3) as int16, all terms in one."""
+def _even_and_odd(x_word: Any, num_words: int) -> tuple[Any, Any]:
+    """(x of k = 4j and 4j + 2, x of k = 4j + 1 and 4j + 3) as int16."""
     width = 2 * num_words
     eight = splat(T.int16(8), width)
-    both = [B.Bind(T.reinterpret(dtype_of("int16", width), term)) for term in terms]
-    even = [T.shift_right(T.shift_left(value, eight), eight) for value in both]
-    odd = [T.shift_right(value, eight) for value in both]
-    if len(terms) == 1:
-        return [even[0], odd[0]]
-    shift = splat(T.int16(HIGH_BITS), width)
-    return [T.shift_left(high, shift) + low for low, high in (even, odd)]
+    both = B.Bind(T.reinterpret(dtype_of("int16", width), x_word))
+    return T.shift_right(T.shift_left(both, eight), eight), T.shift_right(both, eight)

@@ -25,7 +25,7 @@ class CpuIsa:
 
     def largest_tile(self, terms: int) -> int:
         """Tokens worked on together, unless tuning found better: each keeps 16 sums, for each of
-        `terms` of int8 or bfloat16, or of float32 (`terms` 0), in registers.
+        `terms` that are summed at once, or of float32 (`terms` 0), in registers.
 
         That leaves room for two more vectors of floats; sums of terms take half of the registers,
         the rest is for weights.
@@ -33,26 +33,24 @@ class CpuIsa:
         vectors = self.num_registers * self.lanes // LANES
         return min(8, vectors // (2 * terms) if terms else vectors - 2)
 
-    def pair_tile(self, terms: int) -> int:
-        """Tokens of a tile of two blocks of rows, for `terms` of int8; 0: none.
+    @property
+    def pair_tile(self) -> int:
+        """Tokens of a tile of two blocks of rows, for terms of int8; 0: none.
 
         Each word of x that it loads is multiplied twice: where a register holds 16 rows, loads are
-        as scarce as multiplications. One term leaves no register for a fifth token; two are summed
-        in turn, and sums of floats that wait on the stack cost less than unpacking weights for
-        fewer tokens.
+        as scarce as multiplications. There is no register for a fifth token.
         """
-        if self.lanes < LANES or not terms:
-            return 0
-        return 4 if terms == 1 else 6
+        return 4 if self.lanes == LANES else 0
 
-    def unpack_tokens(self, terms: int) -> int:
-        """Tokens from which on unpacking weights of 4 bits once for all pays, for `terms` of int8;
-        0: never.
+    @property
+    def unpack_tokens(self) -> int:
+        """Tokens from which on unpacking weights of 4 bits once for all pays, for terms of int8; 0:
+        never.
 
         It does where tiles are small and products and sums take two instructions, which leave no
         room beside them for unpacking.
         """
-        return 4 * self.largest_tile(terms) if terms and self.byte_dot == "avx2" else 0
+        return 4 * self.largest_tile(1) if self.byte_dot == "avx2" else 0
 
     @property
     def chains(self) -> int:

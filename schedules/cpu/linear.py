@@ -69,9 +69,15 @@ def gated_mlp(
 def schedule_for(weights: Sequence[PackedWeight], isa: CpuIsa, terms: int) -> LinearSchedule:
     """The default schedule of a call over these weights."""
     is_quantized = any(weight.is_quantized for weight in weights)
+    terms = _terms_at_once(weights, terms)
     # Two blocks of bytes are too much for an L1 cache.
     has_pairs = all(weight.is_nibbles for weight in weights)
     return default_schedule(isa, terms, is_quantized=is_quantized, has_pairs=has_pairs)
+
+
+def _terms_at_once(weights: Sequence[PackedWeight], terms: int) -> int:
+    """Terms that a tile's sums are of. Of int8 the low ones come after the high ones, and few."""
+    return terms if are_bfloat16(weights) else min(terms, 1)
 
 
 @kernel_factory
@@ -189,14 +195,13 @@ def _name(kind: str, weights: tuple[PackedWeight, ...], *rest: Any) -> str:
 
 def _declare_x(func: Kernel, weights: Sequence[PackedWeight], terms: int) -> Any:
     specs = activation_specs(weights, "num_tokens", terms)
-    names = ("x",) if len(specs) == 1 else ("xq", "scales", "sums", "steps")
+    names = ("x",) if len(specs) == 1 else ("xq", "scales", "sums", "steps", "kept")[: len(specs)]
     buffers = [func.buffer(name, *spec) for name, spec in zip(names, specs, strict=True)]
     if not terms:
         return buffers[0]
     if are_bfloat16(weights):
         return dot_bf16.Bf16Activations(buffers[0], terms)
-    xq, scales, sums, steps = buffers
-    return dot_int8.Int8Activations(xq, scales, sums, steps, terms)
+    return dot_int8.Int8Activations(*buffers)
 
 
 def _llvm_source(x: Any, isa: CpuIsa) -> str:
@@ -219,7 +224,7 @@ def _for_blocks(
 ) -> None:
     """`emit(weight number, first block, number of blocks, first token, last token + 1)` for every
     unit, in parallel. With `have_neighbours` units of large batches have two blocks."""
-    (_, words), _ = activation_specs(weights, 1, terms)[0]
+    (_, words), _ = activation_specs(weights, 1, _terms_at_once(weights, terms))[0]
     token_bytes = 4 * words
     tile = schedule.pair_tokens or schedule.tile_tokens
     chunk = max(1, schedule.chunk_bytes // (token_bytes * tile)) * tile

@@ -13,37 +13,40 @@ from .packing import PackedWeight
 
 Activations = Literal["int8", "mixed", "int16", "float32"]
 """How the inputs of layers are rounded, where weights and instruction set allow for it."""
-TERMS: dict[Activations, dict[str, int]] = {
-    "int8": {"attention": 1, "mlp": 1, "head": 1},
-    "mixed": {"attention": 2, "mlp": 1, "head": 2},
-    "int16": {"attention": 2, "mlp": 2, "head": 2},
+INT8_TERMS: dict[Activations, int] = {"int8": 1, "mixed": 2, "int16": 2}
+"""Terms of int8; other modes take floats."""
+THRESHOLDS: dict[Activations, dict[str, float]] = {
+    "mixed": {"attention": 2.0, "mlp": 4.0, "head": 2.0},
+    "int16": {"attention": 0.0, "mlp": 0.0, "head": 0.0},
 }
-"""Terms of int8 by the role of a layer (`relax_models/operators.py`); one that is not here takes
-floats."""
+"""By the role of a layer (`relax_models/operators.py`), from which size on groups keep their low
+term (see `activation`). Errors in front of query and key, and of the head, show most."""
 BFLOAT16_TERMS: dict[Activations, int] = {"int8": 1, "mixed": 1, "int16": 2}
-"""Terms of bfloat16, for weights of bfloat16. One costs no more than chance (docs/quantization.md),
-so roles make no difference."""
+"""Terms of bfloat16, for weights of bfloat16. One costs no more than chance
+(docs/quantization.md)."""
 
 
-def num_terms(
-    weights: Sequence[PackedWeight], isa: CpuIsa, activations: Activations, role: str
-) -> int:
+def num_terms(weights: Sequence[PackedWeight], isa: CpuIsa, activations: Activations) -> int:
     """Terms that a call over these weights takes its activations in, of int8 or of bfloat16; 0 for
     float32."""
     if are_bfloat16(weights):
         return BFLOAT16_TERMS.get(activations, 0) if isa.has_bf16_dot else 0
-    if activations not in TERMS or isa.byte_dot is None:
+    if isa.byte_dot is None or not all(map(dot_int8.supports, weights)):
         return 0
-    if not all(map(dot_int8.supports, weights)):
-        return 0
-    return TERMS[activations][role]
+    return INT8_TERMS.get(activations, 0)
 
 
-def activation_terms(weights: Sequence[PackedWeight], terms: int) -> tirx.PrimFunc:
+def activation_terms(
+    weights: Sequence[PackedWeight], terms: int, activations: Activations, role: str
+) -> tirx.PrimFunc:
     """x [m, K] float32 → the buffers of `activation_specs`: x in the terms (at least one) that a
-    call over these weights takes."""
+    call over these weights takes, in a layer of that role."""
     k = weights[0].k
-    return bf16_activations(k, terms) if are_bfloat16(weights) else quantize_activations(k, terms)
+    if are_bfloat16(weights):
+        return bf16_activations(k, terms)
+    if terms == 1:
+        return quantize_activations(k, terms)
+    return quantize_activations(k, terms, THRESHOLDS[activations][role])
 
 
 def activation_specs(

@@ -33,7 +33,7 @@ class LinearOperator:
         if linear_inputs.are_bfloat16(self.weights) and self.terms:
             parts.append(f"bfloat16x{self.terms}")
         else:
-            parts.append(f"int{8 * self.terms}" if self.terms else "float32")
+            parts.append(f"int8x{self.terms}" if self.terms else "float32")
         return "-".join(parts)
 
     @property

@@ -76,7 +76,7 @@ def default_schedule(
     """
     return LinearSchedule(
         tile_tokens=isa.largest_tile(terms),
-        pair_tokens=isa.pair_tile(terms) if has_pairs else 0,
-        unpack_tokens=isa.unpack_tokens(terms) if has_pairs else 0,
+        pair_tokens=isa.pair_tile if has_pairs and terms else 0,
+        unpack_tokens=isa.unpack_tokens if has_pairs and terms else 0,
         prefetch_many=8192 if is_quantized or terms else 0,
     )

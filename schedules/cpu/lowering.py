@@ -140,11 +140,11 @@ class _CpuLowering:
         self, lowering: Lowering, x: relax.Expr, weights: Sequence[PackedWeight], role: str
     ) -> tuple[int, list[relax.Expr]]:
         """Terms of the activations, and x in that form: itself, or the buffers of the terms."""
-        terms = linear_inputs.num_terms(weights, self.isa, self.activations, role)
+        terms = linear_inputs.num_terms(weights, self.isa, self.activations)
         if not terms:
             return 0, [x]
         specs = linear_inputs.activation_specs(weights, _shape(x)[0], terms)
-        func = linear_inputs.activation_terms(weights, terms)
+        func = linear_inputs.activation_terms(weights, terms, self.activations, role)
         rounded = lowering.emit(lowering.call(func, [x], specs))
         if len(specs) == 1:
             return terms, [rounded]

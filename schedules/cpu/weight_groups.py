@@ -36,7 +36,7 @@ class PackedGroup:
     unit: ByteDot
     packed: Any
     start: Any
-    half: int
+    half: Any
 
     @property
     def q_start(self) -> Any:

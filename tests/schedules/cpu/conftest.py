@@ -73,16 +73,15 @@ def random_weight(weight, target, rng):
     return pack(weight, parts, target), dequantize(parts, weight.format, weight.n, weight.k)
 
 
-def quantized(x, terms, target):
+def quantized(x, terms, target, threshold=0.0):
     """x in int8 terms: (kernel arguments, the terms [m, terms, padded K], what they stand for)."""
     m, k = x.shape
     specs = activation_buffers(k, m, terms)
     buffers = [tensor(np.full(shape, 77, dtype)) for shape, dtype in specs]
-    build(quantize_activations(k, terms), target)(tensor(x), *buffers)
+    build(quantize_activations(k, terms, threshold), target)(tensor(x), *buffers)
     xq = buffers[0].numpy().view(np.int8).reshape(m, terms, -1)
-    worth = np.array([1, 256][:terms], "float64")
-    scales = np.repeat(buffers[1].numpy(), 32, axis=1)
-    return buffers, xq, (worth @ xq * scales)[:, :k]
+    scales = buffers[1].numpy().reshape(m, terms, -1).astype("float64")
+    return buffers, xq, (xq * np.repeat(scales, 32, axis=2)).sum(axis=1)[:, :k]
 
 
 @pytest.fixture
@@ -111,5 +110,5 @@ def lab(request, needs):
         random_parts=random_parts,
         pack=lambda weight, parts: pack(weight, parts, target),
         random_weight=lambda weight, rng: random_weight(weight, target, rng),
-        quantized=lambda x, terms: quantized(x, terms, target),
+        quantized=lambda x, terms, threshold=0.0: quantized(x, terms, target, threshold),
     )

@@ -2,8 +2,10 @@ import numpy as np
 import pytest
 from everycast.schedules.cpu.activation import activation_buffers
 
-STEPS = {1: 127, 2: 32639}
-"""Steps from 0 to the largest value of a group."""
+STEPS = {1: 127, 2: 127 + 127 / 256}
+"""Steps of the high term from 0 to the largest value of a group."""
+LAST_STEP = {1: 1, 2: 1 / 256}
+"""Of what is rounded to, in steps of the high term."""
 
 
 @pytest.mark.parametrize("terms", [1, 2])
@@ -12,32 +14,36 @@ STEPS = {1: 127, 2: 32639}
 def test_rounding_and_sums(lab, terms, k, m):
     x = lab.rng.standard_normal((m, k)).astype("float32")
     x[0, : min(k, 32)] = 0
-    (_, scales, sums, step_sums), xq, stands_for = lab.quantized(x, terms)
+    (_, scales, sums, step_sums, *_), xq, stands_for = lab.quantized(x, terms)
     padded = -(-k // 64) * 64
     assert xq.shape == (m, terms, padded)
-    assert xq[:, terms - 1].min() >= -127
+    assert xq[:, 0].min() >= -127
     groups = np.pad(x, ((0, 0), (0, padded - k))).reshape(m, -1, 32)
     expected_scales = np.abs(groups).max(axis=2) / STEPS[terms]
-    scales = scales.numpy()
-    np.testing.assert_allclose(scales, expected_scales, rtol=1e-6, atol=1e-30)
+    scales = scales.numpy().reshape(m, terms, -1)
+    np.testing.assert_allclose(scales[:, 0], expected_scales, rtol=1e-6, atol=1e-30)
+    if terms == 2:
+        np.testing.assert_array_equal(
+            scales[:, 1, : -(-k // 32)] * 256, scales[:, 0, : -(-k // 32)]
+        )
+        assert not scales[:, 1, -(-k // 32) :].any()
 
     rounded = np.pad(stands_for, ((0, 0), (0, padded - k))).reshape(groups.shape)
-    half_step = 0.5 * scales[..., None] + 1e-6 * np.abs(groups)
+    half_step = 0.5 * LAST_STEP[terms] * scales[:, 0, :, None] + 1e-6 * np.abs(groups)
     assert (np.abs(rounded - groups) <= half_step).all()
     assert not xq[..., k:].any()
-    steps = np.einsum("t,mtk->mk", [1, 256][:terms], xq.astype(int))
-    expected = [steps.reshape(m, -1, size).sum(axis=2) for size in (32, 16)]
-    np.testing.assert_array_equal(step_sums.numpy(), np.concatenate(expected, axis=1))
-    expected = [rounded.reshape(m, -1, size).sum(axis=2) for size in (32, 16)]
-    expected_sums = np.concatenate(expected, axis=1)
-    np.testing.assert_allclose(sums.numpy(), expected_sums, rtol=1e-5, atol=1e-5)
+    expected = [xq.astype(int).reshape(m, terms, -1, size).sum(axis=3) for size in (32, 16)]
+    expected_steps = np.concatenate(expected, axis=2)
+    np.testing.assert_array_equal(step_sums.numpy(), expected_steps.reshape(m, -1))
+    scales_of_sums = np.concatenate([scales[:, 0], np.repeat(scales[:, 0], 2, axis=1)], axis=1)
+    np.testing.assert_allclose(sums.numpy(), expected_steps[:, 0] * scales_of_sums, rtol=1e-6)
 
 
 @pytest.mark.parametrize("terms", [1, 2])
 def test_extremes_use_the_whole_range(lab, terms):
     """The largest of a group becomes the last step, of either sign; its parts stay in int8."""
     x = np.zeros((2, 64), "float32")
-    x[0, 3], x[1, 40] = 1e30, -1e-20
+    x[0, 3], x[1, 40] = 1e18, -1e-20
     _, xq, stands_for = lab.quantized(x, terms)
     np.testing.assert_allclose(stands_for, x, rtol=1e-6)
     last = [127] if terms == 1 else [127, 127]
@@ -55,21 +61,51 @@ def test_every_step_of_two_terms(lab):
     np.testing.assert_allclose(stands_for, x, rtol=1e-6)
 
 
+@pytest.mark.parametrize("k", [64, 104, 2048 + 96, 4096])
+@pytest.mark.parametrize("threshold", [0.5, 2.0, 4.0])
+def test_groups_that_keep_their_low_term(lab, k, threshold):
+    """Flags, scales of low terms, and what is left out: the same as by the rule."""
+    m = 5
+    x = lab.rng.standard_normal((m, k)) * np.exp(lab.rng.standard_normal((m, k)))
+    x[0] = 0
+    x = x.astype("float32")
+    (_, scales, _, _, flags), _, stands_for = lab.quantized(x, 2, threshold)
+    count = -(-k // 32)
+    groups = np.pad(x, ((0, 0), (0, 32 * count - k))).reshape(m, count, 32)
+    squares = np.abs(groups).max(axis=2).astype("float64") ** 2
+    is_kept = squares >= threshold * squares.mean(axis=1, keepdims=True)
+    bits = np.unpackbits(flags.numpy().view(np.uint8), axis=1, bitorder="little").astype(bool)
+    np.testing.assert_array_equal(bits[1:, :count], is_kept[1:])
+    assert is_kept.any() and not is_kept[1:].all()
+    assert not bits[:, count:].any()
+    low_scales = scales.numpy().reshape(m, 2, -1)[:, 1]
+    np.testing.assert_array_equal(low_scales[1:, :count] > 0, is_kept[1:])
+    error = np.abs(stands_for - x)
+    step = np.sqrt(squares) / STEPS[2] * np.where(is_kept, 1 / 256, 1)
+    assert (error <= 0.503 * np.repeat(step, 32, axis=1)[:, :k] + 1e-6 * np.abs(x)).all()
+
+
 @pytest.mark.parametrize("terms", [1, 2])
 def test_many_rows_take_the_parallel_path(lab, terms):
     x = lab.rng.standard_normal((300, 64)).astype("float32")
     buffers, _, stands_for = lab.quantized(x, terms)
-    np.testing.assert_allclose(stands_for, x, atol=np.abs(x).max() / STEPS[terms])
+    np.testing.assert_allclose(stands_for, x, atol=np.abs(x).max() / 127 * LAST_STEP[terms])
     alone = lab.quantized(x[7:8], terms)[0]
     for many, one in zip(buffers, alone, strict=True):
         np.testing.assert_array_equal(many.numpy()[7:8], one.numpy())
 
 
-@pytest.mark.parametrize("terms", [1, 2])
-def test_buffers_keep_a_symbolic_size(terms):
-    assert activation_buffers(100, "m", terms) == [
-        (("m", 32 * terms), "int32"),
+def test_buffers_keep_a_symbolic_size():
+    assert activation_buffers(100, "m", 1) == [
+        (("m", 32), "int32"),
         (("m", 4), "float32"),
         (("m", 12), "float32"),
         (("m", 12), "int32"),
+    ]
+    assert activation_buffers(100, "m", 2) == [
+        (("m", 64), "int32"),
+        (("m", 8), "float32"),
+        (("m", 12), "float32"),
+        (("m", 24), "int32"),
+        (("m", 1), "int64"),
     ]

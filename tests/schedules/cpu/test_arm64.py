@@ -67,6 +67,7 @@ def arm64(request, tmp_path):
 
 
 def assert_same_bits(one, other):
+    assert one.dtype == other.dtype
     np.testing.assert_array_equal(one.view(np.int32), other.view(np.int32))
 
 
@@ -77,8 +78,8 @@ def test_rounding_of_activations(arm64, lab, terms):
     x = lab.rng.standard_normal((3, 104)).astype("float32")
     x[0, :32] = 0
     outputs = [np.full(shape, 7, dtype) for shape, dtype in activation_buffers(104, 3, terms)]
-    results = run(quantize_activations(104, terms), [x, *outputs])[1:]
-    for result, expected in zip(results, lab.quantized(x, terms)[0], strict=True):
+    results = run(quantize_activations(104, terms, 1.0), [x, *outputs])[1:]
+    for result, expected in zip(results, lab.quantized(x, terms, 1.0)[0], strict=True):
         assert_same_bits(result, expected.numpy())
 
 
@@ -90,7 +91,7 @@ def test_same_bits_as_on_x86(arm64, lab, fmt, terms):
     weight = PackedWeight(fmt, 40, 136)
     packed, values = lab.random_weight(weight, lab.rng)
     x = lab.rng.standard_normal((7, weight.k)).astype("float32")
-    x_arguments, _, stands_for = lab.quantized(x, terms)
+    x_arguments, _, stands_for = lab.quantized(x, terms, 1.0)
     y = np.full((7, weight.n), np.nan, "float32")
 
     host = lab.tensor(y)

@@ -47,7 +47,7 @@ def prepared(lab, weights, x, terms):
     buffers = [lab.tensor(np.full(*s)) for s in (
         (shape, 77, dtype) for shape, dtype in activation_specs(weights, len(x), terms)
     )]  # fmt: skip
-    lab.build(activation_terms(weights, terms))(lab.tensor(x), *buffers)
+    lab.build(activation_terms(weights, terms, "int16", "mlp"))(lab.tensor(x), *buffers)
     return buffers
 
 
@@ -180,12 +180,11 @@ def test_when_activations_are_in_bfloat16(lab):
     without = replace(lab.isa, has_bf16_dot=False)
     terms = {"int8": 1, "mixed": 1, "int16": 2, "float32": 0}
     for activations, count in terms.items():
-        for role in ("attention", "mlp", "head"):
-            assert num_terms([bf16, bf16], lab.isa, activations, role) == count
-            for weights in ([other], [bf16, other], [bf16, q4]):
-                assert num_terms(weights, lab.isa, activations, role) == 0
-            assert num_terms([bf16], without, activations, role) == 0
-            assert (num_terms([q4], without, activations, role) > 0) == (count > 0)
+        assert num_terms([bf16, bf16], lab.isa, activations) == count
+        for weights in ([other], [bf16, other], [bf16, q4]):
+            assert num_terms(weights, lab.isa, activations) == 0
+        assert num_terms([bf16], without, activations) == 0
+        assert (num_terms([q4], without, activations) > 0) == (count > 0)
 
 
 @both_terms
