@@ -27,7 +27,6 @@ from .attention_keys import (
     Tensors,
     blocks_of,
     choose_pages,
-    max_sums,
 )
 from .attention_state import Heads, State, StoredParts, stored_size
 from .control import either, parallel
@@ -35,16 +34,19 @@ from .isa import CpuIsa
 from .kernel import body, kernel, kernel_factory
 from .vectors import LANES, ramp, splat
 
+_TILE_VECTORS = 24
+"""Query vectors of a tile, rows times heads of a group: what is kept of them fits into the L1 cache
+beside a page, and more share no work that counts."""
 _SPLITS_OF_ALL_HEADS = 32
 _MAX_SPLITS = 16
 
 
-def query_tile(heads: Heads, isa: CpuIsa) -> int:
-    """Rows of a full query tile: with the heads of a group, as many sums as registers hold.
+def query_tile(heads: Heads) -> int:
+    """Rows of a full query tile.
 
     At least 2, so that no sequence has two tiles of a single row in a batch.
     """
-    return max(2, max_sums(isa) // heads.group)
+    return max(2, _TILE_VECTORS // heads.group)
 
 
 def num_splits(heads: Heads) -> int:
@@ -65,12 +67,11 @@ def attention(
     """The operator of the same name (`relax_models/operators.py`), without the rows that
     `merge_splits` completes. The workspace is a second result.
 
-    Tiles of `query_tile` rows are worked on together; shorter ones row by row. A sequence may have
-    one tile of a single row.
+    Tiles have up to `query_tile` rows. A sequence may have one tile of a single row.
     """
     if page_size != LANES:
         raise ValueError(f"page size {page_size}: these kernels need {LANES} tokens a page")
-    splits, tile_rows = num_splits(heads), query_tile(heads, isa)
+    splits, tile_rows = num_splits(heads), query_tile(heads)
     with kernel(f"attention_{heads}_{window or 'full'}") as (k, ib):
         q_shape = ("num_tokens", heads.num_heads * heads.head_dim)
         q = k.buffer("q", q_shape, "float32")
@@ -108,48 +109,55 @@ def attention(
                 beside = KeyPages(sequence, head + 1, own, last)
                 return choose_pages(head + 1 < heads.num_kv_heads, beside, leaves)
 
-            def emit(row: Any, num_rows: int, one_split: Any) -> None:
-                """Rows: this unit's split, or all splits."""
-                rows = Rows(
-                    tensors, heads, scale, window, rows=num_rows, max_sums=max_sums(isa),
-                    sequence=sequence, head=head, row=row,
+            def rows_of(num_rows: int) -> Rows:
+                return Rows(
+                    tensors, heads, scale, window, rows=num_rows, isa=isa,
+                    sequence=sequence, head=head, row=first, count=count if num_rows > 1 else 1,
                 )  # fmt: skip
-                blocks = blocks_of(positions, row, num_rows, window)
-                several = B.Bind(T.And(T.Not(one_split), blocks.end - blocks.first > 1))
-                state, part = State(heads, rows.num_vectors), State(heads, rows.num_vectors)
-                with B.If(several), B.Then():
+
+            def emit_row() -> None:
+                blocks = blocks_of(positions, first, 1, window)
+                in_splits = B.Bind(blocks.end - blocks.first > 1)
+                start, num = _blocks_of_split(blocks, split, splits)
+                with B.If(num > 0), B.Then():
+                    rows = rows_of(1)
+                    state = State(heads, rows.num_vectors)
                     state.clear()
-                with B.serial(B.Bind(T.if_then_else(one_split, T.int32(1), T.int32(splits)))) as i:
-                    number = B.Bind(T.if_then_else(one_split, split, i))
-                    start, num = _blocks_of_split(blocks, number, splits)
-                    with B.If(num > 0), B.Then():
-                        part.clear()
-                        upcoming = upcoming_keys(blocks, number) if num_rows == 1 else None
-                        rows.add_split(part, blocks, start, num, splits, upcoming)
-                        with B.If(several), B.Then():
-                            state.merge(part)
-                with either(several) as (merged, single):
-                    with merged:
-                        rows.write(out, state)
-                    with single, either(one_split) as (partly, whole):
+                    upcoming = upcoming_keys(blocks, split)
+                    with B.serial(num) as i:
+                        block = B.Bind(start + i * splits)
+                        own_first = (block + splits) * BLOCK_PAGES
+                        own = KeyPages(sequence, head, own_first, blocks.end_page - 1)
+                        following = choose_pages(i == num - 1, upcoming, own)
+                        rows.add_block(state, blocks, block, following)
+                    with either(in_splits) as (partly, whole):
                         with partly:
-                            parts.save(part, sequence, split, head)
+                            parts.save(state, sequence, split, head)
                         with whole:
-                            rows.write(out, part)
+                            rows.write(out, state)
 
-            def emit_single_rows() -> None:
-                one_split = B.Bind(_is_split(count, blocks_of(positions, first, 1, window)))
-                with B.If(T.Or(one_split, split == 0)), B.Then(), B.serial(count) as i:
-                    emit(B.Bind(first + i), 1, one_split)
+            def emit_rows() -> None:
+                blocks = blocks_of(positions, first, count, window)
+                rows = rows_of(tile_rows)
+                states = State(heads, rows.num_vectors, num_places=2)
+                whole, part = states.place(0), states.place(1)
+                whole.clear()
+                with B.serial(splits) as number:
+                    start, num = _blocks_of_split(blocks, T.Cast("int32", number), splits)
+                    with B.If(num > 1), B.Then():
+                        part.clear()
+                    with B.serial(num) as i:
+                        place = T.if_then_else(num > 1, T.int32(1), T.int32(0))
+                        rows.add_block(states.place(place), blocks, B.Bind(start + i * splits))
+                    with B.If(num > 1), B.Then():
+                        whole.merge(part)
+                rows.write(out, whole)
 
-            if tile_rows * heads.group > max_sums(isa):
-                emit_single_rows()
-            else:
-                with either(count == tile_rows) as (full, short):
-                    with full, B.If(split == 0), B.Then():
-                        emit(first, tile_rows, T.bool(False))
-                    with short:
-                        emit_single_rows()
+            with either(count > 1) as (several, single):
+                with several, B.If(split == 0), B.Then():
+                    emit_rows()
+                with single:
+                    emit_row()
     return ib.get()
 
 
@@ -174,7 +182,7 @@ def merge_splits(*, heads: Heads, window: int | None) -> tirx.PrimFunc:
                     _, own = _blocks_of_split(blocks, split, num_splits(heads))
                     with B.If(own > 0), B.Then():
                         state.merge(parts.load(sequence, split, head))
-                inverse = B.Bind(T.float32(1) / state.total(0))
+                inverse = state.inverse(0)
                 with B.serial(heads.num_chunks) as c:
                     at = ramp(head * heads.head_dim + c * heads.width, heads.width)
                     value = state.sums(0, c) * splat(inverse, heads.width)

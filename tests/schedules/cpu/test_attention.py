@@ -10,7 +10,7 @@ import tvm
 from everycast.relax_models import paged_attention as oracle
 from everycast.schedules.cpu import attention as kernels
 from everycast.schedules.cpu import norm, rotary
-from everycast.schedules.cpu.attention_keys import BLOCK_PAGES, max_sums
+from everycast.schedules.cpu.attention_keys import BLOCK_PAGES, max_loaded, parts_of
 from everycast.schedules.cpu.attention_state import Heads
 from everycast.schedules.cpu.isa import isa_of
 from everycast.schedules.pipeline import CPU_TIR_PIPELINE
@@ -37,7 +37,7 @@ class Attention:
         constants = dict(page_size=PAGE, kv_dtype=dtype, scale=self.scale, window=window)
         self.partly = build(kernels.attention(heads=self.heads, isa=self.isa, **constants), target)
         self.merge = build(kernels.merge_splits(heads=self.heads, window=window), target)
-        self.tile = kernels.query_tile(self.heads, self.isa)
+        self.tile = kernels.query_tile(self.heads)
 
     def __call__(self, case, tiles, rows=slice(None)):
         """`rows` of the case's output, float32."""
@@ -174,12 +174,16 @@ def test_a_row_does_not_depend_on_its_tile(shape, window, target, needs):
             np.testing.assert_array_equal(attention(case, tiles).view("int32"), alone)
 
 
-@pytest.mark.parametrize("target", [TARGET, AVX512], ids=["avx2", "avx512"])
-@pytest.mark.parametrize("heads", [(9, 3, 64), (1, 1, 8), (32, 1, 64), (8, 8, 128)])
-def test_tiles_are_as_large_as_the_registers_allow(heads, target):
-    heads, isa = Heads(*heads), isa_of(target)
-    rows = kernels.query_tile(heads, isa)
-    assert rows == 2 or rows * heads.group <= max_sums(isa) < (rows + 1) * heads.group
+@pytest.mark.parametrize("cpu", ["x86-64-v3", "icelake-server", "x86-64", "apple-m1"])
+@pytest.mark.parametrize("num_vectors", [1, 3, 7, 24, 64])
+def test_parts_are_as_large_as_the_registers_allow(num_vectors, cpu):
+    triple = {"mtriple": "aarch64-linux-gnu"} if cpu == "apple-m1" else {}
+    isa = isa_of(tvm.target.Target({"kind": "llvm", "mcpu": cpu, **triple}))
+    num_parts, size = parts_of(isa, num_vectors)
+    assert num_vectors <= num_parts * size < num_vectors + num_parts
+    for loaded in {1, max_loaded(isa, size)}:
+        per_vector = 16 // isa.lanes
+        assert (size * loaded + loaded + 1) * per_vector <= isa.num_registers
 
 
 def test_plain_attention_matches_numpy():
