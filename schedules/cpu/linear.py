@@ -72,7 +72,13 @@ def schedule_for(weights: Sequence[PackedWeight], isa: CpuIsa, terms: int) -> Li
     terms = _terms_at_once(weights, terms)
     # Two blocks of bytes are too much for an L1 cache.
     has_pairs = all(weight.is_nibbles for weight in weights)
-    return default_schedule(isa, terms, is_quantized=is_quantized, has_pairs=has_pairs)
+    return default_schedule(
+        isa,
+        terms,
+        is_quantized=is_quantized,
+        has_pairs=has_pairs,
+        block_bytes=max(weight.block_bytes for weight in weights),
+    )
 
 
 def _terms_at_once(weights: Sequence[PackedWeight], terms: int) -> int:

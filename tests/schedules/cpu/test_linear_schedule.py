@@ -110,6 +110,15 @@ def test_defaults():
     assert default_schedule(isa, 1, is_quantized=True).pair_tokens == 0
 
 
+def test_many_tokens_prefetch_the_next_blocks():
+    isa = CpuIsa("avx512", 16, 32, "avx512vnni")
+    one = default_schedule(isa, 1, is_quantized=True, block_bytes=20000)
+    two = default_schedule(isa, 1, is_quantized=True, has_pairs=True, block_bytes=20000)
+    assert (one.prefetch_many, two.prefetch_many) == (20000, 40000)
+    long = default_schedule(isa, 1, is_quantized=True, has_pairs=True, block_bytes=1 << 20)
+    assert long.prefetch_many == 256 * 1024
+
+
 @pytest.mark.parametrize("terms", [0, 1, 2])
 @pytest.mark.parametrize(("lanes", "num_registers"), [(16, 32), (8, 16), (4, 32)])
 def test_pairs_are_for_integers_in_whole_registers(lanes, num_registers, terms):
