@@ -6,7 +6,7 @@ from typing import Any, Literal
 from tvm import tirx
 
 from . import dot_int8
-from .activation import activation_buffers, quantize_activations
+from .activation import GROUP, activation_buffers, quantize_activations
 from .activation_bf16 import bf16_activation_buffer, bf16_activations
 from .isa import CpuIsa
 from .packing import PackedWeight
@@ -44,9 +44,9 @@ def activation_terms(
     k = weights[0].k
     if are_bfloat16(weights):
         return bf16_activations(k, terms)
-    if terms == 1:
-        return quantize_activations(k, terms)
-    return quantize_activations(k, terms, THRESHOLDS[activations][role])
+    has_halves = any(weight.group < GROUP for weight in weights)
+    threshold = THRESHOLDS[activations][role] if terms == 2 else 0.0
+    return quantize_activations(k, terms, threshold, has_halves)
 
 
 def activation_specs(

@@ -74,14 +74,16 @@ def random_weight(weight, target, rng):
 
 
 def quantized(x, terms, target, threshold=0.0):
-    """x in int8 terms: (kernel arguments, the terms [m, terms, padded K], what they stand for)."""
+    """x in int8 terms: (kernel arguments, the terms [m, terms, padded K], 0 where they are not
+    kept, what they stand for)."""
     m, k = x.shape
     specs = activation_buffers(k, m, terms)
     buffers = [tensor(np.full(shape, 77, dtype)) for shape, dtype in specs]
     build(quantize_activations(k, terms, threshold), target)(tensor(x), *buffers)
     xq = buffers[0].numpy().view(np.int8).reshape(m, terms, -1)
-    scales = buffers[1].numpy().reshape(m, terms, -1).astype("float64")
-    return buffers, xq, (xq * np.repeat(scales, 32, axis=2)).sum(axis=1)[:, :k]
+    scales = np.repeat(buffers[1].numpy().reshape(m, terms, -1), 32, axis=2).astype("float64")
+    xq = np.where(scales > 0, xq, 0)
+    return buffers, xq, (xq * scales).sum(axis=1)[:, :k]
 
 
 @pytest.fixture

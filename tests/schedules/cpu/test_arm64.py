@@ -77,7 +77,7 @@ def test_rounding_of_activations(arm64, lab, terms):
     _, run = arm64
     x = lab.rng.standard_normal((3, 104)).astype("float32")
     x[0, :32] = 0
-    outputs = [np.full(shape, 7, dtype) for shape, dtype in activation_buffers(104, 3, terms)]
+    outputs = [np.full(shape, 77, dtype) for shape, dtype in activation_buffers(104, 3, terms)]
     results = run(quantize_activations(104, terms, 1.0), [x, *outputs])[1:]
     for result, expected in zip(results, lab.quantized(x, terms, 1.0)[0], strict=True):
         assert_same_bits(result, expected.numpy())
