@@ -23,7 +23,7 @@ class LinearOperator:
     @property
     def name(self) -> str:
         """Readable, and another one for each operator:
-        `gated_mlp_silu-1536x576.q4_group32_zero8_float16-…-int16`."""
+        `gated_mlp_silu-1536x576.q4_group32_zero8_float16-…-int8x2`."""
         parts = [f"gated_mlp_{self.activation}" if self.activation else "linears"]
         for weight, has_bias in zip(self.weights, self.biases, strict=True):
             bias = "+bias" if has_bias else ""

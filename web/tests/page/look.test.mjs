@@ -73,13 +73,13 @@ describe("the page", () => {
 
   it("is all done by keyboard", async () => {
     await page.reload();
-    await page.getByPlaceholder("Ask anything").waitFor();
-    // The field has the focus as soon as it can be used.
+    // The field gets the focus by itself, right after it appears.
+    await page.locator("textarea:focus").waitFor();
     await page.keyboard.type("typed");
     await page.keyboard.press("Shift+Enter");
     await page.keyboard.type("twice");
     await page.keyboard.press("Enter");
-    await page.locator(".answer").getByText("Answer 1 to: typed").waitFor();
+    await page.locator(".answer:not(.growing)").getByText("Answer 1 to: typed").waitFor();
     await page.keyboard.press("Shift+Tab");
     assert.match(await focused(page), /Regenerate answer/);
     await page.keyboard.press("Enter");
