@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from everycast import __version__
 from everycast.artifact.hashing import hash_bytes
 from everycast.artifact.host import Versions
 from everycast.artifact.manifest import (
@@ -17,7 +18,7 @@ from everycast.artifact.manifest import (
 )
 from everycast.artifact.tensor_cache import TensorCacheReader, TensorCacheWriter
 
-VERSIONS = Versions("0.2.0", "0.27.0", "0.1.14")
+VERSIONS = Versions(__version__, "0.27.0", "0.1.14")
 LIBRARIES: dict[str, tuple[str, list[str]]] = {
     "webgpu": ("lib/webgpu.wasm", []),
     "webgpu:f16": ("lib/webgpu-f16.wasm", ["shader-f16"]),
