@@ -29,7 +29,7 @@ class Detokenizer:
         if token_id in self._skipped:
             return ""
         piece = self._tokenizer.id_to_bytes(token_id)
-        if self._at_start:
+        if self._at_start and piece:  # an id without a token leaves the start where it is
             piece = self._tokenizer.strip_start(piece)
             self._at_start = False
         return self._decoder.decode(piece)

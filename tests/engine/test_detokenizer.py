@@ -43,6 +43,7 @@ def test_deltas_are_the_full_text_byte_level(
 
 @given(ids=IDS)
 @example(ids=[240, 163])  # ED A0, half of a surrogate
+@example(ids=[370, 353])  # no token, and one that begins with a space
 def test_deltas_are_the_full_text_sentencepiece(
     sentencepiece: Tokenizer, sentencepiece_hf: HFTokenizer, ids: list[int]
 ) -> None:
