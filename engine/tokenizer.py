@@ -106,7 +106,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of whole token ids; bytes that are no UTF-8 become U+FFFD."""
         kept = [i for i in ids if not (skip_special and i in self.special_ids)]
-        pieces = [self.id_to_bytes(i) for i in kept]
+        pieces = [piece for i in kept if (piece := self.id_to_bytes(i))]
         if pieces:
             pieces[0] = self.strip_start(pieces[0])
         return b"".join(pieces).decode("utf-8", "replace")
