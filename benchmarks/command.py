@@ -154,6 +154,7 @@ class _Sets:
             ready.get("kv_bytes_per_token", 0.0),
             line.model.num_block_parameters,
             line.model.num_head_parameters,
+            ready.get("unread_bytes", 0),
         )
         return Subject(
             model=line.model.name,

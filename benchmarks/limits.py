@@ -22,10 +22,12 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class ModelCost:
     weight_bytes: int
-    """That a decoding step reads."""
+    """That a decoding step reads at most."""
     kv_bytes_per_token: float
     num_block_parameters: int
     num_head_parameters: int
+    unread_weight_bytes: int = 0
+    """Of those, what a greedy step of ours leaves out: it does not need all bits of the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,16 @@ def step_cost(work: Work, model: ModelCost) -> StepCost | None:
     if work.is_beside_others:
         return None
     per_token = 2 * model.num_block_parameters
+    read = model.weight_bytes - model.unread_weight_bytes
     if work.kind in ("decode", "batch"):
         context = work.prompt_tokens + work.timed_tokens / 2
         return StepCost(
-            model.weight_bytes + work.streams * context * model.kv_bytes_per_token,
+            read + work.streams * context * model.kv_bytes_per_token,
             work.streams * (per_token + 2 * model.num_head_parameters),
             work.streams,
         )
     if work.kind == "prefill":
         tokens = work.prompt_tokens
         operations = tokens * per_token + 2 * model.num_head_parameters
-        return StepCost(model.weight_bytes, operations, tokens)
+        return StepCost(read, operations, tokens)
     return None

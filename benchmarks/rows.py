@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .limits import Machine, ModelCost, step_cost
 from .samples import OURS, Samples
@@ -101,7 +101,10 @@ def _row(subject: Subject, work: Work, samples: Samples, peer: str | None) -> Ro
         most = cost.tokens / cost.seconds(machine)
         limit = cost.bound(machine)
         percent = round(100 * ours / most, 1)
-        their_percent = None if theirs is None else round(100 * theirs / most, 1)
+        all_bits = step_cost(work, replace(subject.cost, unread_weight_bytes=0))
+        if theirs is not None and all_bits is not None:
+            most = all_bits.tokens / all_bits.seconds(machine)
+            their_percent = round(100 * theirs / most, 1)
     their_bits = samples.ready.get(engine or "", {}).get(
         "bits_per_weight", subject.peer_bits_per_weight
     )

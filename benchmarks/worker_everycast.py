@@ -123,6 +123,9 @@ def main() -> None:
     ready = {
         "bits_per_weight": artifact.manifest.weights.bits_per_weight,
         "bytes_per_token": bytes_per_token(artifact),
+        "unread_bytes": artifact.library.metadata.get("leading_logits", {}).get(
+            "unread_weight_bytes", 0
+        ),
         "kv_bytes_per_token": artifact.info.page_bytes / artifact.info.page_size,
         "activations": artifact.library.metadata.get("activations", "float32"),
     }

@@ -294,7 +294,19 @@ class EngineLoop:
     def _execute(self, plan: StepPlan) -> None:
         if plan.page_copies:
             self._copy_pages(plan.page_copies)
-        self._runner.execute(build_step_input(plan))
+        arg_max_ids = self._tokenizer_size if self._takes_arg_max(plan) else 0
+        self._runner.execute(build_step_input(plan, arg_max_ids))
+
+    def _takes_arg_max(self, plan: StepPlan) -> bool:
+        """Whether nothing is asked of the step's logits but the arg max of each row."""
+        for chunk in plan.chunks:
+            if chunk.prompt_rows:
+                return False
+            if chunk.is_sampled:
+                job = self._jobs[chunk.sequence.request.request_id]
+                if not all(sampler.takes_arg_max for sampler in job.next_samplers(chunk.sequence)):
+                    return False
+        return True
 
     def _copy_pages(self, page_copies: list[tuple[int, int]]) -> None:
         """Make the copies in as few calls as keep sources and targets of one call apart."""

@@ -33,6 +33,7 @@ class StepInput:
     query_offsets:  [num_sequences + 1] int32, sequence i owns tokens offsets[i]:offsets[i + 1]
     block_tables:   [num_sequences, max_num_blocks] int32, page numbers, padded with 0
     logit_rows:     [num_rows] int32, the tokens whose logits are wanted (may be empty)
+    arg_max_ids:    not 0: nothing is asked of these but the arg max of each row, over so many ids
     """
 
     input_ids: np.ndarray
@@ -40,6 +41,7 @@ class StepInput:
     query_offsets: np.ndarray
     block_tables: np.ndarray
     logit_rows: np.ndarray
+    arg_max_ids: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ class ModelRunner(Protocol):
     def execute(self, step: StepInput) -> np.ndarray | None:
         """Append the new tokens' keys and values to their pages, attend, and compute the logits,
         [num_rows, vocab_size] float32, which stay with the runner until the next call. What is
-        returned shows them where they are in the host's memory; the engine does not read it."""
+        returned shows them where they are in the host's memory; the engine does not read it. With
+        `arg_max_ids`, only the highest logit of a row need be exact, and the others lower."""
         ...
 
     def sample(self, draws: SampleInput) -> SampleOutput:

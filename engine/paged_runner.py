@@ -1,5 +1,8 @@
 """A compiled library as the engine's model: inputs, KV pages, logits and tokens of each step."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from ..artifact.dtypes import numpy_dtype
@@ -32,10 +35,13 @@ class PagedRunner:
         self._library_key = hash_json(metadata)[:16]
         self._forward = library.function("forward")
         self._logits = library.function("logits")
+        self._leading_logits: Callable[..., Any] | None = None
+        if "leading_logits" in metadata:
+            self._leading_logits = library.function("leading_logits")
         self._sampling = LibrarySampling(library)
         self._step_logits = np.empty((0, info.vocab_size), np.float32)
         self._parameters = as_tuple(parameters)
-        self._inputs, self._rows = _Int32Tensors(), _Int32Tensors()
+        self._inputs, self._rows, self._leading = (_Int32Tensors() for _ in range(3))
         self._query_tile: int = metadata["query_tile"]
         layers, _, *rest = metadata["page_shape"]
         memory = huge_array(info.page_bytes * num_pages)
@@ -69,13 +75,14 @@ class PagedRunner:
         hidden, _ = self._forward(*inputs, self._pages, self._parameters)
         num_rows, limit = len(step.logit_rows), self.info.max_num_sequence
         if num_rows and num_rows <= limit:
-            self._step_logits = self._row_logits(hidden, step.logit_rows)
+            self._step_logits = self._row_logits(hidden, step.logit_rows, step.arg_max_ids)
         else:
             shape = (num_rows, self.info.vocab_size)
             self._step_logits = aligned_empty(shape, np.dtype(np.float32))
             for i in range(0, num_rows, limit):
                 rows = step.logit_rows[i : i + limit]
-                self._step_logits[i : i + limit] = self._row_logits(hidden, rows)
+                logits = self._row_logits(hidden, rows, step.arg_max_ids)
+                self._step_logits[i : i + limit] = logits
 
     def sample(self, draws: SampleInput) -> SampleOutput:
         """See `ModelRunner.sample`."""
@@ -87,7 +94,10 @@ class PagedRunner:
         """See `ModelRunner.logprobs`."""
         return self._sampling.token_logprobs(self._step_logits, rows, token_ids, num_ids, num_top)
 
-    def _row_logits(self, hidden: Tensor, rows: np.ndarray) -> np.ndarray:
+    def _row_logits(self, hidden: Tensor, rows: np.ndarray, arg_max_ids: int) -> np.ndarray:
+        if arg_max_ids and self._leading_logits is not None:
+            inputs = self._leading.filled(rows, np.array([arg_max_ids], np.int32))
+            return as_array(self._leading_logits(hidden, *inputs, self._parameters))
         return as_array(self._logits(hidden, *self._rows.filled(rows), self._parameters))
 
     def copy_pages(self, sources: list[int], targets: list[int]) -> None:

@@ -85,6 +85,13 @@ class SequenceSampler:
         there is nothing to add."""
         return self._early_bias if self.num_sampled < self.params.min_tokens else self._bias
 
+    @property
+    def takes_arg_max(self) -> bool:
+        """Whether the next token is the arg max of the logits as the model gives them, and nothing
+        else of them is asked for."""
+        is_changed = self.bias() is not None or self.seen is not None
+        return self._is_greedy and not is_changed and not self.params.logprobs
+
     def settings(self) -> tuple[float, ...]:
         """The next draw's row of `SampleInput.settings`."""
         # The arg max takes no number.

@@ -6,7 +6,7 @@ from .model_runner import StepInput
 from .scheduler import StepPlan
 
 
-def build_step_input(plan: StepPlan) -> StepInput:
+def build_step_input(plan: StepPlan, arg_max_ids: int = 0) -> StepInput:
     """The plan's tokens. Rows of logits: per chunk its prompt rows, then the sampled row."""
     chunks = plan.chunks
     input_ids = np.empty(plan.num_tokens, dtype=np.int32)
@@ -30,6 +30,5 @@ def build_step_input(plan: StepPlan) -> StepInput:
             logit_rows.append(end - 1)
         block_tables[i, : len(sequence.block_table)] = sequence.block_table
         query_offsets[i + 1] = offset = end
-    return StepInput(
-        input_ids, positions, query_offsets, block_tables, np.array(logit_rows, dtype=np.int32)
-    )
+    rows = np.array(logit_rows, dtype=np.int32)
+    return StepInput(input_ids, positions, query_offsets, block_tables, rows, arg_max_ids)

@@ -159,10 +159,14 @@ class RotaryFrequencies(nn.Module):
 
 
 class DecoderForCausalLM(nn.Module):
-    """The model as a library exports it: `forward` for a ragged batch, `logits` for chosen rows.
+    """The model as a library exports it: `forward` for a ragged batch, `logits` for chosen rows,
+    and where the target has it `leading_logits`.
 
     Its keys and values lie in `page_tensors` tensors, which divide the layers.
     """
+
+    has_leading_logits = False
+    """Whether `leading_logits` is exported."""
 
     def __init__(
         self, config: DecoderConfig, *, kv_dtype: str = "float16", page_tensors: int = 1
@@ -199,10 +203,20 @@ class DecoderForCausalLM(nn.Module):
 
     def logits(self, hidden: nn.Tensor, rows: nn.Tensor) -> nn.Tensor:
         """Logits of the tokens `rows`: [m, hidden_size], [r] int32 → [r, vocab_size] float32."""
-        head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        x = ops.rms_norm(ops.take_rows(hidden, rows), self.model.norm)
-        (logits,) = ops.linears(x, head, role="head")
+        (logits,) = ops.linears(self._normed(hidden, rows), self.head, role="head")
         return logits
+
+    def leading_logits(self, hidden: nn.Tensor, rows: nn.Tensor, num_ids: nn.Tensor) -> nn.Tensor:
+        """As `logits`, for the arg max over the first `num_ids` [1] int32: `ops.leading_logits`."""
+        return ops.leading_logits(self._normed(hidden, rows), num_ids, self.head)
+
+    @property
+    def head(self) -> Embedding | Linear:
+        """What the logits are computed with: the embedding, where they are tied."""
+        return self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+
+    def _normed(self, hidden: nn.Tensor, rows: nn.Tensor) -> nn.Tensor:
+        return ops.rms_norm(ops.take_rows(hidden, rows), self.model.norm)
 
     def spec(self) -> Any:
         """Inputs of the exported functions, for `export_tvm`."""
@@ -211,6 +225,11 @@ class DecoderForCausalLM(nn.Module):
         pages = nn.spec.Tensor(page, self.kv_dtype)
         if self.page_tensors > 1:
             pages = [pages] * self.page_tensors
+        rows = {
+            "hidden": nn.spec.Tensor(["num_tokens", config.hidden_size], "float32"),
+            "rows": nn.spec.Tensor(["num_rows"], "int32"),
+        }
+        leading = {**rows, "num_ids": nn.spec.Tensor([1], "int32"), "$": mode}
         return nn.spec.ModuleSpec.from_raw(
             {
                 "forward": {
@@ -222,11 +241,8 @@ class DecoderForCausalLM(nn.Module):
                     "pages": pages,
                     "$": mode,
                 },
-                "logits": {
-                    "hidden": nn.spec.Tensor(["num_tokens", config.hidden_size], "float32"),
-                    "rows": nn.spec.Tensor(["num_rows"], "int32"),
-                    "$": mode,
-                },
+                "logits": {**rows, "$": mode},
+                **({"leading_logits": leading} if self.has_leading_logits else {}),
             },
             self,
         )

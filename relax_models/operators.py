@@ -113,6 +113,20 @@ def linears(x: nn.Tensor, *layers: Weight, role: Role) -> tuple[nn.Tensor, ...]:
     return tuple(result) if isinstance(result, list | tuple) else (result,)
 
 
+def leading_logits(x: nn.Tensor, num_ids: nn.Tensor, head: Weight) -> nn.Tensor:
+    """x Wᵀ, [m, N], for whoever wants the arg max over the first `num_ids` [1] int32 of each row:
+    targets may leave the rest of a row inexact, as long as it is lower than its highest value.
+
+    Call arguments: x, num_ids, parts.
+    """
+
+    def compute(x_te: te.Tensor, _: te.Tensor, *parts: te.Tensor) -> te.Tensor:
+        return _matmul(x_te, head, parts, "leading_logits")
+
+    attrs = _describe("leading_logits", weight=_weight(head))
+    return op.tensor_expr_op(compute, "leading_logits", [x, num_ids, *head.parts()], attrs=attrs)
+
+
 def linear_add(x: nn.Tensor, layer: Linear, residual: nn.Tensor, *, role: Role) -> nn.Tensor:
     """residual + x Wᵀ (+ bias): [m, N]. Call arguments: x, parts, (bias,) residual."""
 

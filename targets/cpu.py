@@ -15,6 +15,7 @@ from ..relax_models.config import DecoderConfig
 from ..schedules.cpu.attention import query_tile
 from ..schedules.cpu.attention_state import Heads
 from ..schedules.cpu.isa import isa_of
+from ..schedules.cpu.linear_inputs import has_planes
 from ..schedules.cpu.linear_operator import LinearOperator
 from ..schedules.cpu.linear_schedule import LinearSchedule
 from ..schedules.cpu.lowering import cpu_handlers
@@ -85,6 +86,7 @@ def make_target(arch: str | None, *, activations: str = "auto") -> CompileTarget
             "sampling_workspace": workspace_shape(config.vocab_size),
         },
         sampling_functions=sampling_functions,
+        has_leading_logits=lambda head: has_planes(head, isa, mode),
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,10 @@ def build_library(
     """Write the library of this model for `target` to `path`."""
     kv_dtype = target.kv_dtype(scheme_dtype)
     page_tensors = target.page_tensors(config)
-    lowered = target.lower(*export_graph(config, formats, kv_dtype, page_tensors))
+    graph = export_graph(
+        config, formats, kv_dtype, page_tensors, has_leading_logits=target.has_leading_logits
+    )
+    lowered = target.lower(*graph)
     bounds = {
         "num_tokens": PREFILL_CHUNK_SIZE,
         "num_tiles": PREFILL_CHUNK_SIZE,
@@ -84,6 +87,7 @@ def build_library(
         "parameters_in_one_buffer": lowered.in_one_buffer,
         "lowered_operators": lowered.lowered,
         "schedules": lowered.schedules,
+        **lowered.notes,
         "function_memory_bytes": memory,
         **target.constants,
         **target.model_constants(config),
@@ -114,10 +118,13 @@ def export_graph(
     formats: Mapping[str, TensorFormat],
     kv_dtype: str,
     page_tensors: int = 1,
+    *,
+    has_leading_logits: Callable[[TensorFormat], bool] = lambda head: False,
 ) -> tuple[tvm.IRModule, list[str]]:
     """The model's functions before any target, and its parameters' names in order."""
     model = DecoderForCausalLM(config, kv_dtype=kv_dtype, page_tensors=page_tensors)
     apply_formats(model, formats)
+    model.has_leading_logits = has_leading_logits(model.head.format)
     module, parameters = model.export_tvm(spec=model.spec())[:2]
     return module, [name for name, _ in parameters]
 

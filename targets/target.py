@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 
 from ..artifact.errors import CompileError
+from ..artifact.tensor_format import TensorFormat
 from ..relax_models.config import DecoderConfig
 from ..schedules.gpu.limits import GpuLimits
 from ..schedules.passes.lower_operators import LoweredModel
@@ -53,6 +54,8 @@ class CompileTarget:
     model_constants: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {}
     sampling_functions: Callable[[int], dict[str, tvm.tirx.PrimFunc]] = lambda vocab_size: {}
     """From the size of the vocabulary, what turns logits into tokens: name → function."""
+    has_leading_logits: Callable[[TensorFormat], bool] = lambda head: False
+    """From the format of a model's head, whether to compile `leading_logits`."""
     build_library: Callable[..., Any] | None = None
     """Builds its libraries; None: `library.build_library`, whose arguments it takes."""
     limits: GpuLimits | None = None

@@ -126,7 +126,8 @@ class _Rounding:
     def emit_high(self, row: Any, group: Any) -> None:
         """Emit a group's scale and high term."""
         values = self.values(row, group)
-        peak = B.Bind(T.max(_largest_magnitude(*values), T.float32(_TINY)))
+        # NaN is no more than 1e-30, nor less: as the second one of the two it comes through.
+        peak = B.Bind(T.max(T.float32(_TINY), _largest_magnitude(*values)))
         scale = B.Bind(peak * T.float32(1 / _STEPS[self.terms]))
         B.buffer_store(self.scales, scale, [row, group])
         inverse = B.Bind(splat(T.float32(_STEPS[self.terms]) / peak))

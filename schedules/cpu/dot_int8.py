@@ -11,8 +11,9 @@ With w = (q - zero) · scale and x = xq · xscale, a group of one row and one to
 
 to the result; the integers in brackets are exact. Affine formats have a minimum instead of a zero
 point, and add min · Σ x. With two terms (see `activation`) the low ones are added in the same way
-after all high ones, for the groups that any token of a tile keeps; a token that does not keep them
-has scale 0 there.
+after all high ones, for the groups that keep them: for all tokens of a tile where most of them do
+(those that do not have scale 0 there), else for one after another. Half of the groups that any of 4
+tokens keeps are kept by one alone.
 
 Every number of tokens adds up in the same order, so a token's result does not depend on the batch
 it is in, to the last bit.
@@ -20,7 +21,7 @@ it is in, to the last bit.
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +30,23 @@ from tvm.tirx.script import builder as B
 
 from .activation import GROUP, KEPT_BITS
 from .byte_dots import ByteDot
-from .control import clear
+from .control import clear, either
 from .dot_words import word_dots
 from .packing import PackedWeight
-from .vectors import LANES, ON_THE_STACK, dtype_of, fma, local_array, opaque, ramp, splat, to_float
-from .weight_groups import PackedGroup, UnpackedBlock, UnpackedGroup, WeightGroup
+from .tile_prefetch import Ahead
+from .vectors import (
+    LANES,
+    ON_THE_STACK,
+    constant,
+    dtype_of,
+    fma,
+    local_array,
+    opaque,
+    ramp,
+    splat,
+    to_float,
+)
+from .weight_groups import PackedGroup, PlanesGroup, UnpackedBlock, UnpackedGroup, WeightGroup
 from .weight_vectors import prefetch
 
 _SUPPORTED_GROUPS = (16, 32)
@@ -91,26 +104,117 @@ def dot_int8(
     first: Any,
     tokens: int,
     unit: ByteDot,
-    prefetch_bytes: int,
+    ahead: Ahead,
 ) -> list[list[Any]]:
     """Emit x Wᵀ of some blocks of 16 rows and `tokens` tokens from `first` on: for each block a
     vector of rows per token.
 
     `blocks`: (packed weights, number of the block), all of the form that `weight` describes.
-    Weights are prefetched `prefetch_bytes` ahead.
+    `ahead`: what it asks for meanwhile.
     """
-    bases = [opaque(block * weight.block_bytes) for _, block in blocks]
+    if weight.planes:
+        return _dot_planes(weight, blocks, x, first, tokens, unit, ahead)
     tile = _Tile(weight, len(blocks), x, first, tokens, unit)
+    groups_at = _emit_groups(tile, blocks, ahead)
+    tile.emit_low_terms(groups_at)
+    return tile.sums()
+
+
+def dot_upper(
+    weight: PackedWeight,
+    blocks: Sequence[tuple[Any, Any]],
+    x: Int8Activations,
+    first: Any,
+    tokens: int,
+    unit: ByteDot,
+    ahead: Ahead,
+    starts: Any,
+) -> list[list[Any]]:
+    """As `dot_int8`, of the upper plane of a weight and the high term of x alone; the lower 4 bits
+    of a q count as 7.5. `starts`: [m, groups] int32, what `upper_start` gives for the sums of
+    groups.
+    """
+    tile = _Tile(weight.upper, len(blocks), x, first, tokens, unit)
+    tile.start_at = lambda i, group: starts[tile.tokens[i], group]
+    _emit_groups(tile, blocks, ahead)
+    return [[value * constant(16.0) for value in values] for values in tile.sums()]
+
+
+def upper_start(weight: PackedWeight, step_sum: Any) -> Any:
+    """What the sums of the upper plane begin with, int32: -zero · Σ xq, with the zero point that
+    lower bits of 7.5 each leave, (zero point of the format - 7.5) / 16."""
+    zero = weight.format.zero_point or 0
+    return _half_up(step_sum * T.int32(15 - 2 * zero), 5)
+
+
+def _half_up(value: Any, shift: int) -> Any:
+    """value / 2^shift, rounded to nearest."""
+    return T.shift_right(value + T.int32(1 << (shift - 1)), T.int32(shift))
+
+
+def _dot_planes(
+    weight: PackedWeight,
+    blocks: Sequence[tuple[Any, Any]],
+    x: Int8Activations,
+    first: Any,
+    tokens: int,
+    unit: ByteDot,
+    ahead: Ahead,
+) -> list[list[Any]]:
+    """`dot_int8` of a weight in two planes."""
+    tile = _Tile(weight, len(blocks), x, first, tokens, unit)
+    groups_at = _planes_groups(weight, blocks, unit)
+    with B.serial(T.int64(weight.num_pairs)) as pair:
+        with ahead.in_turn(pair):
+            for group in groups_at(pair * 2):
+                distance = ahead.distance * len(blocks)
+                prefetch(group.packed, group.start, weight.upper.pair_bytes, distance)
+                prefetch(group.packed, group.lower_start, weight.lower_pair_bytes, distance)
+        for half in (0, 1):
+            number = B.Bind(pair * 2 + half)
+            tile.emit_group(groups_at(number), number)
+    tile.emit_low_terms(groups_at)
+    return tile.sums()
+
+
+def _planes_groups(
+    weight: PackedWeight, blocks: Sequence[tuple[Any, Any]], unit: ByteDot
+) -> Callable[[Any], list[PlanesGroup]]:
+    """The groups of the blocks, by number."""
+    upper = weight.upper
+    uppers = [opaque(block * upper.block_bytes) for _, block in blocks]
+    lowers = [opaque(block * weight.lower_block_bytes + weight.lower_offset) for _, block in blocks]
+
+    def groups_at(group: Any) -> list[PlanesGroup]:
+        pair, half = B.Bind(group // 2), B.Bind(group % 2)
+        return [
+            PlanesGroup(
+                weight, unit, packed, B.Bind(base + pair * upper.pair_bytes),
+                B.Bind(lower + pair * weight.lower_pair_bytes), half,
+            )
+            for (packed, _), base, lower in zip(blocks, uppers, lowers, strict=True)
+        ]  # fmt: skip
+
+    return groups_at
+
+
+def _emit_groups(
+    tile: "_Tile", blocks: Sequence[tuple[Any, Any]], ahead: Ahead
+) -> Callable[[Any], list[WeightGroup]]:
+    """Emit all groups of some blocks; the groups of a number."""
+    weight, unit = tile.weight, tile.unit
+    bases = [opaque(block * weight.block_bytes) for _, block in blocks]
     are_neighbours = len(blocks) > 1 and blocks[0][0].same_as(blocks[1][0])
     with B.serial(T.int64(weight.num_pairs)) as pair:
         read = pair * weight.pair_bytes
         starts = [B.Bind(base + read) for base in bases]
-        ahead = prefetch_bytes // len(blocks)
-        for (packed, _), start in zip(blocks, starts, strict=True):
-            if are_neighbours:  # after the end of a block, its neighbour is read already
-                skip = T.if_then_else(read + ahead >= weight.block_bytes, weight.block_bytes, 0)
-                start = B.Bind(start + T.Cast("int64", skip))
-            prefetch(packed, start, weight.pair_bytes, ahead)
+        with ahead.in_turn(pair):
+            for (packed, _), start in zip(blocks, starts, strict=True):
+                if are_neighbours:  # after the end of a block, its neighbour is read already
+                    is_over = read + ahead.distance >= weight.block_bytes
+                    skip = T.if_then_else(is_over, weight.block_bytes, 0)
+                    start = B.Bind(start + T.Cast("int64", skip))
+                prefetch(packed, start, weight.pair_bytes, ahead.distance)
         for half in (0, 1):
             groups = [
                 PackedGroup(weight, unit, packed, start, half)
@@ -125,8 +229,7 @@ def dot_int8(
             for (packed, _), base in zip(blocks, bases, strict=True)
         ]
 
-    tile.emit_low_terms(groups_at)
-    return tile.sums()
+    return groups_at
 
 
 def dot_unpacked(block: UnpackedBlock, x: Int8Activations, first: Any, tokens: int) -> list[Any]:
@@ -143,6 +246,16 @@ def dot_unpacked(block: UnpackedBlock, x: Int8Activations, first: Any, tokens: i
 def is_of_words(weight: PackedWeight, unit: ByteDot) -> bool:
     """Whether its q are multiplied as 16-bit words."""
     return weight.largest_q > unit.largest_q and unit.multiply_words is not None
+
+
+def _for_bits(bits: Any, emit: Callable[[Any], None]) -> None:
+    """`emit(number)` for the bits of an int64 that are set, lowest first."""
+    left = B.alloc_buffer((1,), "int64", annotations=ON_THE_STACK)
+    B.buffer_store(left, bits, [0])
+    with B.While(left[0] != 0):
+        bit = opaque(T.call_llvm_pure_intrin("int64", "llvm.cttz.i64", left[0], T.bool(True)))
+        B.buffer_store(left, T.bitwise_and(left[0], left[0] - 1), [0])
+        emit(bit)
 
 
 class _Tile:
@@ -167,8 +280,13 @@ class _Tile:
         # Where one instruction multiplies and adds, LLVM keeps to the order by itself, but for the
         # registers that minimums take (a tenth of the speed in tiles of 4 and 8 tokens).
         has_minimums = weight.format.is_affine and num_blocks == 1
-        self.is_ordered = tokens > 1 and (unit.widen is not None or has_minimums)
-        self.starts: Any = None
+        needs_room = tokens > 1 and (unit.widen is not None or has_minimums)
+        # A single token waits for memory, which is slower where LLVM exchanges two loads.
+        is_streaming = tokens == 1 and unit.widen is None
+        self.is_ordered = needs_room or is_streaming
+        self.start_at: Callable[[int, Any], Any] | None = None
+        """Where they are known: what the sums of a token (by its place in the tile) and a group of
+        the high term begin with."""
 
     def find_starts(self) -> None:
         """Emit the multiplication of all sums that zero points multiply, ahead of all groups: a
@@ -178,7 +296,7 @@ class _Tile:
         if not factor:
             return
         count = 2 * self.weight.num_pairs
-        self.starts = B.alloc_buffer((len(self.tokens) * count,), "int32", annotations=ON_THE_STACK)
+        starts = B.alloc_buffer((len(self.tokens) * count,), "int32", annotations=ON_THE_STACK)
         width = min(8, count)
         for i, token in enumerate(self.tokens):
             with B.serial(T.int64(-(-count // width))) as step:
@@ -186,7 +304,8 @@ class _Tile:
                 group = B.Bind(T.min(step * width, T.int64(count - width)))
                 steps = self.x.step_sum(self.weight.group, token, group, 0, width)
                 value = steps * splat(T.int32(factor), width)
-                B.buffer_store(self.starts, value, [ramp(i * count + group, width)])
+                B.buffer_store(starts, value, [ramp(i * count + group, width)])
+        self.start_at = lambda i, group: starts[i * count + group]
 
     def sums(self) -> list[list[Any]]:
         count = len(self.tokens)
@@ -216,18 +335,60 @@ class _Tile:
         """Emit what low terms add, if there are any; `groups_at(number)` of the blocks."""
         if self.x.kept is None:
             return
-        per_scale = GROUP // self.weight.group
-        left = B.alloc_buffer((1,), "int64", annotations=ON_THE_STACK)
+        count = len(self.tokens)
+        if count == 1:
+            self._for_kept(lambda _, number: self.emit_group(groups_at(number), number, term=1))
+            return
+        # In an array of their own, as LLVM keeps no sums in registers, not even those of the high
+        # terms, in one with computed addresses.
+        sums = B.alloc_buffer((count, self.num_blocks * LANES), "float32", annotations=ON_THE_STACK)
+        for j, at in enumerate(self._places()):
+            B.buffer_store(sums, self.acc[ramp(j * LANES)], at)
+
+        def emit_part(first: Any, count: int, number: Any) -> None:
+            token = self.tokens[0] + first
+            part = _Tile(self.weight, self.num_blocks, self.x, token, count, self.unit)
+            for j, at in enumerate(part._places(first)):
+                B.buffer_store(part.acc, sums[*at], [ramp(j * LANES)])
+            part.emit_group(groups_at(number), number, term=1)
+            for j, at in enumerate(part._places(first)):
+                B.buffer_store(sums, part.acc[ramp(j * LANES)], at)
+
+        def emit(tokens: Any, number: Any) -> None:
+            with either(T.popcount(tokens) * 3 > 2 * count) as (most, few):
+                with most:
+                    emit_part(T.int64(0), count, number)
+                with few:
+                    _for_bits(tokens, lambda i: emit_part(i, 1, number))
+
+        self._for_kept(emit)
+        for j, at in enumerate(self._places()):
+            B.buffer_store(self.acc, sums[*at], [ramp(j * LANES)])
+
+    def _for_kept(self, emit: Callable[[Any, Any], None]) -> None:
+        """`emit(tokens, number)` for the groups whose low terms any token of the tile keeps, first
+        to last; `tokens` has the bits of those that do."""
+        per_flag = GROUP // self.weight.group
         with B.serial(T.int64(self.x.kept.shape[1])) as word:
-            flags = [self.x.kept[token, word] for token in self.tokens]
-            B.buffer_store(left, functools.reduce(T.bitwise_or, flags), [0])
-            with B.While(left[0] != 0):
-                bit = T.call_llvm_pure_intrin("int64", "llvm.cttz.i64", left[0], T.bool(True))
-                group = B.Bind((bit + word * KEPT_BITS) * per_scale)
-                B.buffer_store(left, T.bitwise_and(left[0], left[0] - 1), [0])
-                for part in range(per_scale):
-                    number = opaque(group + part)
-                    self.emit_group(groups_at(number), number, term=1)
+            flags = [B.Bind(self.x.kept[token, word]) for token in self.tokens]
+
+            def emit_flag(bit: Any) -> None:
+                one = T.int64(1)
+                bits = [
+                    T.shift_left(T.bitwise_and(T.shift_right(of_token, bit), one), T.int64(i))
+                    for i, of_token in enumerate(flags)
+                ]
+                tokens = B.Bind(functools.reduce(T.bitwise_or, bits))
+                group = B.Bind((bit + word * KEPT_BITS) * per_flag)
+                for half in range(per_flag):
+                    emit(tokens, opaque(group + half))
+
+            _for_bits(functools.reduce(T.bitwise_or, flags), emit_flag)
+
+    def _places(self, first: Any = 0) -> list[tuple[Any, Any]]:
+        """(token, rows) of the vectors of sums, for tokens from `first` on."""
+        blocks, tokens = range(self.num_blocks), range(len(self.tokens))
+        return [(first + i, ramp(b * LANES)) for b in blocks for i in tokens]
 
     def _dots(self, groups: Sequence[WeightGroup], group: Any, term: int) -> list[list[Any]]:
         """Σ (q - zero)·x of a group and a term, int32, by token and register of all blocks'
@@ -236,12 +397,33 @@ class _Tile:
         x_start = x.words_at(self.weight.group, group, term)
         starts = [self._minus_zero(i, group, term) for i in range(len(self.tokens))]
         if is_of_words(self.weight, unit):
+            if self.weight.planes:
+                return self._plane_dots(groups, x_start, starts)
             return self._word_dots(groups, x_start, starts)
-        count = len(groups) * len(self.rows)
-        sums = self._multiply_add([[start] * count for start in starts], groups, x_start)
+        return self._byte_dots([group.words() for group in groups], x_start, starts)
+
+    def _byte_dots(
+        self, words: Sequence[Iterator[tuple[int, list[Any]]]], x_start: Any, starts: list[Any]
+    ) -> list[list[Any]]:
+        """`starts` and Σ q·x of the blocks' words."""
+        count = len(words) * len(self.rows)
+        sums = self._multiply_add([[start] * count for start in starts], words, x_start)
         return [
-            [B.Bind(unit.total(each, start)) for each in of_token]
+            [B.Bind(self.unit.total(each, start)) for each in of_token]
             for of_token, start in zip(sums, starts, strict=True)
+        ]
+
+    def _plane_dots(
+        self, groups: Sequence[Any], x_start: Any, starts: list[Any]
+    ) -> list[list[Any]]:
+        """The same of two planes, each by itself."""
+        zeros = [splat(T.int32(0), self.unit.lanes) for _ in starts]
+        upper = self._byte_dots([group.upper.words() for group in groups], x_start, zeros)
+        lower = self._byte_dots([group.lower_words() for group in groups], x_start, starts)
+        four = splat(T.int32(4), self.unit.lanes)
+        return [
+            [B.Bind(T.shift_left(u, four) + v) for u, v in zip(*of_token, strict=True)]
+            for of_token in zip(upper, lower, strict=True)
         ]
 
     def _word_dots(self, groups: Sequence[Any], x_start: Any, starts: list[Any]) -> list[list[Any]]:
@@ -264,9 +446,8 @@ class _Tile:
     def _minus_zero(self, i: int, group: Any, term: int) -> Any:
         """What the sums of q·x of token number i of the tile lack, in every lane."""
         lanes = self.unit.lanes
-        if self.starts is not None and term == 0:
-            count = 2 * self.weight.num_pairs
-            return B.Bind(splat(self.starts[i * count + group], lanes))
+        if self.start_at is not None and term == 0:
+            return B.Bind(splat(self.start_at(i, group), lanes))
         factor = self._zero_factor
         if not factor:
             return splat(T.int32(0), lanes)
@@ -274,13 +455,16 @@ class _Tile:
         return B.Bind(splat(step_sum * T.int32(factor), lanes))
 
     def _multiply_add(
-        self, starts: list[list[Any]], groups: Sequence[WeightGroup], x_start: Any
+        self,
+        starts: list[list[Any]],
+        words: Sequence[Iterator[tuple[int, list[Any]]]],
+        x_start: Any,
     ) -> list[list[Any]]:
         """The sums of the unit that begin with `starts`, int32, and the products of a group's q and
         the words of x from `x_start`: by token and register."""
         unit = self.unit
         sums = [list(map(unit.before, of_token)) for of_token in starts]
-        for of_blocks in zip(*(group.words() for group in groups), strict=True):
+        for of_blocks in zip(*words, strict=True):
             k = of_blocks[0][0]
             registers = list(itertools.chain(*(of_block for _, of_block in of_blocks)))
             for i, token in enumerate(self.tokens):

@@ -24,11 +24,12 @@ def embedding(table: PackedWeight, scale: float = 1.0) -> tirx.PrimFunc:
 
         def emit(token: Any) -> None:
             row = B.Bind(T.Cast("int64", ids[token]))
-            block, lane = B.Bind(row // LANES * table.block_bytes), B.Bind(row % LANES)
+            block, lane = B.Bind(row // LANES), B.Bind(row % LANES)
             if table.is_quantized:
                 _emit_groups(table, packed, block, lane, y, token, scale)
             else:
-                _emit_values(table, packed, block, lane, y, token, scale)
+                start = B.Bind(block * table.block_bytes)
+                _emit_values(table, packed, start, lane, y, token, scale)
 
         with body():
             for_rows(func.size("num_tokens"), table.k, emit)
@@ -36,7 +37,7 @@ def embedding(table: PackedWeight, scale: float = 1.0) -> tirx.PrimFunc:
 
 
 def _emit_values(
-    table: PackedWeight, packed: Any, block: Any, lane: Any, y: Any, token: Any, scale: float
+    table: PackedWeight, packed: Any, start: Any, lane: Any, y: Any, token: Any, scale: float
 ) -> None:
     size = DTYPE_BYTES[table.format.dtype]
     with B.serial(T.int64(table.k)) as k:
@@ -44,7 +45,7 @@ def _emit_values(
             at = (k // 2 * LANES + lane) * 2 + k % 2
         else:
             at = k * LANES + lane
-        value = load_float(packed, block + at * size, table.format.dtype, 1)
+        value = load_float(packed, start + at * size, table.format.dtype, 1)
         B.buffer_store(y, value * T.float32(scale), [token, k])
 
 
@@ -53,14 +54,16 @@ def _emit_groups(
 ) -> None:
     dtype, group = table.format.dtype, table.group
     lane_at = lane * DTYPE_BYTES[dtype]
+    stored = table.upper if table.planes else table
+    """What the block is made of; of two planes, but for the lower bits."""
 
     def emit(index: Any, count: int) -> None:
-        half = index % 2
-        start = B.Bind(block + index // 2 * table.pair_bytes)
-        vectors = B.Bind(start + half * table.vector_bytes + lane_at)
+        pair, half = index // 2, index % 2
+        start = B.Bind(block * stored.block_bytes + pair * stored.pair_bytes)
+        vectors = B.Bind(start + half * stored.vector_bytes + lane_at)
         s = B.Bind(load_float(packed, vectors, dtype, 1) * T.float32(scale))
         if table.format.zero_point is None:
-            low = load_float(packed, vectors + 2 * table.vector_bytes, dtype, 1)
+            low = load_float(packed, vectors + 2 * stored.vector_bytes, dtype, 1)
             low = B.Bind(low * T.float32(scale))
         else:
             low = B.Bind(s * T.float32(-table.format.zero_point))
@@ -76,12 +79,22 @@ def _emit_groups(
                 for i in range(count - k):
                     B.buffer_store(y, scratch[i], [token, index * group + k + i])
 
-        for j in range(table.words):
-            at = start + table.q_offset + half * table.q_bytes + (j * LANES + lane) * 4
+        four, mask = splat(T.uint8(4), 4), splat(T.uint8(15), 4)
+        for j in range(stored.words):
+            in_group = (j * LANES + lane) * 4
+            at = start + stored.q_offset + half * stored.q_bytes + in_group
             word = B.Bind(packed[ramp(at, 4)])
-            if table.is_nibbles:
-                store(4 * j, T.bitwise_and(word, splat(T.uint8(15), 4)))
-                store(4 * j + group // 2, T.shift_right(word, splat(T.uint8(4), 4)))
+            if table.planes:
+                pair_at = block * table.lower_block_bytes + pair * table.lower_pair_bytes
+                at = table.lower_offset + pair_at + half * stored.q_bytes + in_group
+                lower = B.Bind(packed[ramp(at, 4)])
+                first = T.bitwise_or(T.shift_left(word, four), T.bitwise_and(lower, mask))
+                upper = T.bitwise_and(word, splat(T.uint8(0xF0), 4))
+                store(4 * j, first)
+                store(4 * j + group // 2, T.bitwise_or(upper, T.shift_right(lower, four)))
+            elif table.is_nibbles:
+                store(4 * j, T.bitwise_and(word, mask))
+                store(4 * j + group // 2, T.shift_right(word, four))
             else:
                 store(4 * j, word)
 

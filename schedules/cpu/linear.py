@@ -99,7 +99,7 @@ def _linears(
         raise ValueError("a residual is for a single weight")
     name = _name("linears", weights, biases, isa, terms, residual, schedule)
     with kernel(name) as (func, ib):
-        x = _declare_x(func, weights, terms)
+        x = declare_x(func, weights, terms)
         layers = [
             Layer(func, weight, has_bias, str(i), isa, schedule)
             for i, (weight, has_bias) in enumerate(zip(weights, biases, strict=True))
@@ -111,37 +111,37 @@ def _linears(
         ]
 
         def emit(i: int, block: Any, count: Any, start: Any, stop: Any) -> None:
-            layer = layers[i]
+            layer, batch = layers[i], (start, stop)
 
             def store(block: Any, first: Any, values: list[Any]) -> None:
                 bias = layer.bias_vector(block)
                 if bias is not None:
                     values = [value + bias for value in values]
-                _store(outputs[i], block, first, values, added)
+                store_rows(outputs[i], block, first, values, added)
 
             def emit_pair(first: Any, tokens: int) -> None:
                 # Without a neighbour, the block itself once more.
                 both = [block, opaque(block + count - 1)]
-                results = layer.dot_pair(block, layer, both[1], x, first, tokens)
+                results = layer.dot_pair(block, layer, both[1], x, first, tokens, batch)
                 for number, values in zip(both, results, strict=True):
                     store(number, first, values)
 
             def emit_tile(first: Any, tokens: int) -> None:
                 if not schedule.pair_tokens:
-                    store(block, first, layer.dot(block, x, first, tokens))
+                    store(block, first, layer.dot(block, x, first, tokens, batch))
                     return
                 with B.serial(count) as j:
                     number = opaque(block + j)
-                    store(number, first, layer.dot(number, x, first, tokens))
+                    store(number, first, layer.dot(number, x, first, tokens, batch))
 
             def emit_unpacked(first: Any, tokens: int, unpacked: list[UnpackedBlock]) -> None:
                 store(block, first, dot_int8.dot_unpacked(unpacked[0], x, first, tokens))
 
             with unless_unpacked([layer], block, x, start, stop, emit_unpacked):
-                _for_tiles(start, stop, schedule, emit_pair, emit_tile)
+                for_pairs_and_tiles(start, stop, schedule, emit_pair, emit_tile)
 
-        with body(_llvm_source(x, isa)):
-            _for_blocks(func.size(m), weights, terms, schedule, emit, have_neighbours=True)
+        with body(llvm_source(x, isa)):
+            for_blocks(func.size(m), weights, terms, schedule, emit, have_neighbours=True)
     return ib.get()
 
 
@@ -157,7 +157,7 @@ def _gated_mlp(
 ) -> tirx.PrimFunc:
     name = _name("gated_mlp", (gate, up), biases, isa, terms, activation, schedule)
     with kernel(name) as (func, ib):
-        x = _declare_x(func, (gate, up), terms)
+        x = declare_x(func, (gate, up), terms)
         layers = [
             Layer(func, weight, has_bias, suffix, isa, schedule)
             for weight, has_bias, suffix in zip((gate, up), biases, ("_gate", "_up"), strict=True)
@@ -165,6 +165,7 @@ def _gated_mlp(
         y = func.buffer("y", ("num_tokens", gate.n), "float32")
 
         def emit(_: int, block: Any, count: Any, start: Any, stop: Any) -> None:
+            batch = start, stop
             bias_vectors = [layer.bias_vector(block) for layer in layers]
 
             def store(first: Any, results: list[list[Any]]) -> None:
@@ -173,22 +174,23 @@ def _gated_mlp(
                     for values, bias in zip(results, bias_vectors, strict=True)
                 ]
                 gated = [_activate(g, activation) * u for g, u in zip(*both, strict=True)]
-                _store(y, block, first, gated, None)
+                store_rows(y, block, first, gated, None)
 
             def emit_pair(first: Any, tokens: int) -> None:
-                store(first, layers[0].dot_pair(block, layers[1], block, x, first, tokens))
+                results = layers[0].dot_pair(block, layers[1], block, x, first, tokens, batch)
+                store(first, results)
 
             def emit_tile(first: Any, tokens: int) -> None:
-                store(first, [layer.dot(block, x, first, tokens) for layer in layers])
+                store(first, [layer.dot(block, x, first, tokens, batch) for layer in layers])
 
             def emit_unpacked(first: Any, tokens: int, unpacked: list[UnpackedBlock]) -> None:
                 store(first, [dot_int8.dot_unpacked(each, x, first, tokens) for each in unpacked])
 
             with unless_unpacked(layers, block, x, start, stop, emit_unpacked):
-                _for_tiles(start, stop, schedule, emit_pair, emit_tile)
+                for_pairs_and_tiles(start, stop, schedule, emit_pair, emit_tile)
 
-        with body(_llvm_source(x, isa)):
-            _for_blocks(func.size("num_tokens"), (gate,), terms, schedule, emit)
+        with body(llvm_source(x, isa)):
+            for_blocks(func.size("num_tokens"), (gate,), terms, schedule, emit)
     return ib.get()
 
 
@@ -199,7 +201,8 @@ def _name(kind: str, weights: tuple[PackedWeight, ...], *rest: Any) -> str:
     return f"{kind}_{weights[0].layout_key}_{sizes}x{weights[0].k}_{digest}"
 
 
-def _declare_x(func: Kernel, weights: Sequence[PackedWeight], terms: int) -> Any:
+def declare_x(func: Kernel, weights: Sequence[PackedWeight], terms: int) -> Any:
+    """The arguments of a kernel that are x, as the dot products take them."""
     specs = activation_specs(weights, "num_tokens", terms)
     names = ("x",) if len(specs) == 1 else ("xq", "scales", "sums", "steps", "kept")[: len(specs)]
     buffers = [func.buffer(name, *spec) for name, spec in zip(names, specs, strict=True)]
@@ -210,7 +213,7 @@ def _declare_x(func: Kernel, weights: Sequence[PackedWeight], terms: int) -> Any
     return dot_int8.Int8Activations(*buffers)
 
 
-def _llvm_source(x: Any, isa: CpuIsa) -> str:
+def llvm_source(x: Any, isa: CpuIsa) -> str:
     """LLVM IR that a kernel over these activations imports."""
     if isinstance(x, dot_bf16.Bf16Activations):
         return dot_bf16.LLVM_SOURCE
@@ -219,7 +222,7 @@ def _llvm_source(x: Any, isa: CpuIsa) -> str:
     return ""
 
 
-def _for_blocks(
+def for_blocks(
     num_tokens: Any,
     weights: Sequence[PackedWeight],
     terms: int,
@@ -267,7 +270,7 @@ def _for_blocks(
         choose(0, number)
 
 
-def _for_tiles(
+def for_pairs_and_tiles(
     start: Any,
     stop: Any,
     schedule: LinearSchedule,
@@ -297,7 +300,7 @@ def _activate(value: Any, activation: Activation) -> Any:
     return value / (constant(1.0) + power)
 
 
-def _store(y: Any, block: Any, first: Any, values: list[Any], added: Any) -> None:
+def store_rows(y: Any, block: Any, first: Any, values: list[Any], added: Any) -> None:
     """Write 16 rows of W for each token, (plus `added`); lanes beyond N are dropped."""
     n = int(y.shape[1])
 

@@ -5,11 +5,12 @@ from typing import Any, Literal
 
 from tvm import tirx
 
+from ...artifact.tensor_format import TensorFormat
 from . import dot_int8
 from .activation import GROUP, activation_buffers, quantize_activations
 from .activation_bf16 import bf16_activation_buffer, bf16_activations
 from .isa import CpuIsa
-from .packing import PackedWeight
+from .packing import PackedWeight, can_have_planes
 
 Activations = Literal["int8", "mixed", "int16", "float32"]
 """How the inputs of layers are rounded, where weights and instruction set allow for it."""
@@ -34,6 +35,12 @@ def num_terms(weights: Sequence[PackedWeight], isa: CpuIsa, activations: Activat
     if isa.byte_dot is None or not all(map(dot_int8.supports, weights)):
         return 0
     return INT8_TERMS.get(activations, 0)
+
+
+def has_planes(fmt: TensorFormat, isa: CpuIsa, activations: Activations) -> bool:
+    """Whether a head (or an embedding, which may be one) of a format is stored in two planes, for
+    `leading_logits`. Who wants two terms of all inputs wants no less of the head."""
+    return can_have_planes(fmt) and isa.byte_dot is not None and activations in ("int8", "mixed")
 
 
 def activation_terms(

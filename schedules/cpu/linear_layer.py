@@ -15,6 +15,7 @@ from .isa import CpuIsa
 from .kernel import Kernel
 from .linear_schedule import LinearSchedule
 from .packing import PackedWeight
+from .tile_prefetch import tile_ahead
 from .vectors import LANES, constant, local_array, ramp
 from .weight_groups import UnpackedBlock
 
@@ -38,27 +39,40 @@ class Layer:
         self.packed = func.buffer(f"packed{suffix}", (weight.num_bytes,), "uint8")
         self.bias = func.buffer(f"bias{suffix}", (weight.n,), "float32") if has_bias else None
 
-    def dot(self, block: Any, x: Any, first: Any, tokens: int) -> list[Any]:
-        ahead = self.schedule.prefetch_bytes(tokens)
+    def dot(self, block: Any, x: Any, first: Any, tokens: int, batch: tuple[Any, Any]) -> list[Any]:
+        """Emit x Wᵀ of a block of 16 rows and the `tokens` tokens from `first` on, of a batch
+        [start, stop): a vector of rows per token."""
         if isinstance(x, dot_int8.Int8Activations):
+            ahead = tile_ahead(self.schedule, first, tokens, *batch, is_pair=False)
             blocks = [(self.packed, block)]
             return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self._unit, ahead)[0]
+        num_bytes = self.schedule.prefetch_bytes(tokens)
         if isinstance(x, dot_bf16.Bf16Activations):
-            return dot_bf16.dot_bf16(self.weight, self.packed, block, x, first, tokens, ahead)
+            return dot_bf16.dot_bf16(self.weight, self.packed, block, x, first, tokens, num_bytes)
         chains = self.isa.chains
-        return dot_float(self.weight, self.packed, block, x, first, tokens, chains, ahead)
+        return dot_float(self.weight, self.packed, block, x, first, tokens, chains, num_bytes)
 
     def dot_pair(
-        self, block: Any, other: "Layer", other_block: Any, x: Any, first: Any, tokens: int
+        self,
+        block: Any,
+        other: "Layer",
+        other_block: Any,
+        x: Any,
+        first: Any,
+        tokens: int,
+        batch: tuple[Any, Any],
     ) -> list[list[Any]]:
         """The same of two blocks, one of another layer perhaps: a vector of rows per token of each.
 
         Weights of one form and int8 are worked on at once.
         """
         if self.weight != other.weight or not isinstance(x, dot_int8.Int8Activations):
-            return [self.dot(block, x, first, tokens), other.dot(other_block, x, first, tokens)]
+            return [
+                self.dot(block, x, first, tokens, batch),
+                other.dot(other_block, x, first, tokens, batch),
+            ]
         blocks = [(self.packed, block), (other.packed, other_block)]
-        ahead = self.schedule.prefetch_many
+        ahead = tile_ahead(self.schedule, first, tokens, *batch, is_pair=True)
         return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self._unit, ahead)
 
     def unpack(self, block: Any) -> UnpackedBlock:

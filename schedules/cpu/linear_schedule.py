@@ -31,7 +31,12 @@ class LinearSchedule:
     prefetch_one: int = 0
     """How many bytes ahead weights are prefetched, in tiles of a single token; 0: not at all."""
     prefetch_few: int = 8192
+    """The same in tiles of fewer tokens than the largest."""
+    prefetch_tile: int = 8192
+    """The same where a largest tile is all of the batch; for integer activations."""
     prefetch_many: int = 8192
+    """The same in larger batches: for integer activations the next block of rows, which the tiles
+    of the one before ask for in turns."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -66,7 +71,8 @@ class LinearSchedule:
 
 
 _LARGEST_PREFETCH = 256 * 1024
-"""Of an L2 cache of 1 MB, beside as much of what is worked on and the activations."""
+"""For all blocks of a tile. Of an L2 cache of 1 MB, beside as much of what is worked on and the
+activations."""
 
 
 def default_schedule(
@@ -89,7 +95,7 @@ def default_schedule(
     pair_tokens = isa.pair_tile if has_pairs and terms else 0
     ahead = 8192 if is_quantized or terms else 0
     if is_quantized and terms:
-        ahead = min(max(ahead, block_bytes * (2 if pair_tokens else 1)), _LARGEST_PREFETCH)
+        ahead = min(max(ahead, block_bytes), _LARGEST_PREFETCH // (2 if pair_tokens else 1))
     return LinearSchedule(
         tile_tokens=isa.largest_tile(terms),
         pair_tokens=pair_tokens,

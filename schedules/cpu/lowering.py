@@ -7,7 +7,7 @@ from tvm import relax, tirx
 
 from ...artifact.tensor_format import TensorFormat
 from ..passes.lower_operators import Handler, Lowering
-from . import attention, embedding, linear_inputs, norm, rotary
+from . import attention, embedding, leading_logits, linear_inputs, norm, rotary
 from .attention_state import Heads
 from .isa import CpuIsa
 from .linear_inputs import Activations
@@ -33,6 +33,7 @@ def cpu_handlers(
     return {
         "embedding": cpu.embedding,
         "linears": cpu.linears,
+        "leading_logits": cpu.leading_logits,
         "linear_add": cpu.linear_add,
         "gated_mlp": cpu.gated_mlp,
         "rms_norm": cpu.rms_norm,
@@ -64,7 +65,7 @@ class _CpuLowering:
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
     ) -> relax.Expr:
         ids, *parts = args
-        packed, weight = self._pack(lowering, op["weight"], parts)
+        packed, weight = self._pack(lowering, op["weight"], parts, is_head=True)
         func = embedding.embedding(packed, op["scale"])
         return lowering.call(func, [ids, weight], [((_shape(ids)[0], packed.k), "float32")])
 
@@ -72,11 +73,52 @@ class _CpuLowering:
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
     ) -> relax.Expr:
         x, *rest = args
-        weights, operands, _ = self._weights(lowering, op["weights"], op["biases"], rest)
+        weights, operands, _ = self._weights(
+            lowering, op["weights"], op["biases"], rest, is_head=op["role"] == "head"
+        )
         terms, inputs = self._inputs(lowering, x, weights, op["role"])
         func = self._kernel(weights, op["biases"], terms)
         outputs = [((_shape(x)[0], weight.n), "float32") for weight in weights]
         return lowering.call(func, [*inputs, *operands], outputs)
+
+    def leading_logits(
+        self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
+    ) -> relax.Expr:
+        x, num_ids, *parts = args
+        head, weight = self._pack(lowering, op["weight"], parts, is_head=True)
+        unread = head.num_blocks * head.lower_block_bytes
+        lowering.note("leading_logits", {"unread_weight_bytes": unread})
+        terms, inputs = self._inputs(lowering, x, [head], "head")
+        shared, what = [*inputs, weight, num_ids], (head, self.isa, terms)
+        m = _shape(x)[0]
+        logits, rows = ((m, head.n), "float32"), ((m,), "int32")
+
+        def call(func: tirx.PrimFunc, *outputs: Any, given: Sequence[relax.Expr] = shared) -> Any:
+            made = lowering.emit(lowering.call(func, given, outputs))
+            if len(outputs) == 1:
+                return made
+            return [relax.TupleGetItem(made, i) for i in range(len(outputs))]
+
+        groups = (m, head.num_groups)
+        norms, starts = call(
+            leading_logits.prepare(head, terms), (groups, "float32"), (groups, "int32"),
+            given=[x, *inputs],
+        )  # fmt: skip
+        y, highest = call(
+            leading_logits.upper_logits(*what), logits,
+            (leading_logits.highest_shape(head, m), "float32"), given=[*shared, starts],
+        )  # fmt: skip
+        least, doubts = call(
+            leading_logits.least_highest(*what), ((m,), "float32"), rows, given=[*shared, highest]
+        )
+        given = [*shared, norms, highest, least, y, doubts]
+        inplace = [len(given) - 2, len(given) - 1]
+        refine = leading_logits.refine(*what)
+        both = lowering.emit(lowering.call(refine, given, [logits, rows], inplace=inplace))
+        y, doubts = (relax.TupleGetItem(both, i) for i in range(2))
+        given = [*shared, doubts, y]
+        refine = leading_logits.refine_doubted(*what)
+        return lowering.call(refine, given, [logits], inplace=[len(given) - 1])
 
     def linear_add(
         self, lowering: Lowering, op: Mapping[str, Any], args: Sequence[relax.Expr]
@@ -112,12 +154,14 @@ class _CpuLowering:
         descriptions: Sequence[Mapping[str, Any]],
         biases: Sequence[bool],
         args: Sequence[relax.Expr],
+        *,
+        is_head: bool = False,
     ) -> tuple[list[PackedWeight], list[relax.Expr], Sequence[relax.Expr]]:
         """Packed weights, the kernel's operands for them (with biases), and the rest of args."""
         weights, operands = [], []
         for description, bias in zip(descriptions, biases, strict=True):
             count = len(_format(description).parts(1, 1))
-            packed, variable = self._pack(lowering, description, args[:count])
+            packed, variable = self._pack(lowering, description, args[:count], is_head=is_head)
             weights.append(packed)
             operands.append(variable)
             args = args[count:]
@@ -127,10 +171,17 @@ class _CpuLowering:
         return weights, operands, args
 
     def _pack(
-        self, lowering: Lowering, description: Mapping[str, Any], parts: Sequence[relax.Expr]
+        self,
+        lowering: Lowering,
+        description: Mapping[str, Any],
+        parts: Sequence[relax.Expr],
+        *,
+        is_head: bool,
     ) -> tuple[PackedWeight, relax.Var]:
+        """`is_head`: the weight is the head, or an embedding, which may be the head as well."""
         fmt = _format(description)
-        packed = PackedWeight(fmt, description["n"], description["k"])
+        planes = is_head and linear_inputs.has_planes(fmt, self.isa, self.activations)
+        packed = PackedWeight(fmt, description["n"], description["k"], planes)
         # Packed alike, but not from the same shapes: NK and KN parts have packers of their own.
         key = f"{fmt.layout.lower()}_{packed.key}"
         variable = lowering.packed(parts, packed.num_bytes, key, pack_func(packed))

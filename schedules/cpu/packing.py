@@ -22,6 +22,13 @@ Quantized formats:  [N / 16][pairs of groups along K] of
 
              5 to 8 bits: one value a byte, k = 4j in the lowest.
 
+Two planes:         8-bit symmetric formats may be split, so that a kernel can read half of the bits
+                    alone (see `leading_logits`). One after another:
+
+    | all blocks, as of a 4-bit format, with the upper 4 bits of each q |
+    | [N / 16][pairs of groups] lower 4 bits of both groups, in the same order |
+    | [N / 256][K / 32][16 blocks] float32: the largest scale² of a block's 16 rows in a group |
+
 Pairs keep q at multiples of 64 bytes. Kernels read a pair from front to back, as it lies: read out
 of order, memory delivers 8-bit weights at two thirds of the speed. Groups of 64, 128, … are stored
 as groups of 32 with equal scales (3-bit ones as they are). K is padded with zero groups (q, scale
@@ -38,15 +45,26 @@ LAYOUT_VERSION = 2
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
+def can_have_planes(fmt: TensorFormat) -> bool:
+    """Whether q of a format may be split into two planes."""
+    is_symmetric = fmt.bits == 8 and not fmt.is_affine
+    return is_symmetric and fmt.group_size % 32 == 0 and fmt.dtype != "bfloat16"
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """The packed form of a weight [n, k] of some format. ValueError for an unsupported group."""
+    """The packed form of a weight [n, k] of some format. ValueError for an unsupported group, or
+    for two `planes` of a format that has none."""
 
     format: TensorFormat
     n: int
     k: int
+    planes: bool = False
+    """Whether q is split into two planes."""
 
     def __post_init__(self) -> None:
+        if self.planes and not can_have_planes(self.format):
+            raise ValueError(f"{self.layout_key}: two planes are for 8-bit symmetric formats")
         if self.is_quantized and self.format.group_size % 8:
             raise ValueError(
                 f"group_size {self.format.group_size}: the CPU kernels need a multiple of 8"
@@ -86,6 +104,11 @@ class PackedWeight:
         return -(-self.k // (2 * self.group))
 
     @property
+    def num_groups(self) -> int:
+        """Groups along K, with those of padding."""
+        return 2 * self.num_pairs
+
+    @property
     def words(self) -> int:
         """32-bit words of q in a group of one row."""
         return self.group // (8 if self.is_nibbles else 4)
@@ -111,6 +134,7 @@ class PackedWeight:
 
     @property
     def block_bytes(self) -> int:
+        """Of 16 rows; of both planes together."""
         if not self.is_quantized:
             stored_k = self.k + self.k % 2 if self.is_bfloat16 else self.k
             return stored_k * self.vector_bytes
@@ -118,7 +142,41 @@ class PackedWeight:
 
     @property
     def num_bytes(self) -> int:
+        if self.planes:
+            return self.squares_offset + self.num_block_vectors * self.num_groups * LANES * 4
         return self.num_blocks * self.block_bytes
+
+    # ---- two planes
+
+    @property
+    def upper(self) -> "PackedWeight":
+        """The upper plane as a weight of 4 bits, at the start of the buffer. Its zero point is not
+        that of its format: see `dot_int8`."""
+        return PackedWeight(TensorFormat(self.format.dtype, 4, 32, 7), self.n, self.k)
+
+    @property
+    def lower_offset(self) -> int:
+        """Bytes before the lower plane."""
+        return self.upper.num_bytes
+
+    @property
+    def lower_pair_bytes(self) -> int:
+        """Lower bits of a pair of groups of 16 rows."""
+        return 2 * self.upper.q_bytes
+
+    @property
+    def lower_block_bytes(self) -> int:
+        return self.num_pairs * self.lower_pair_bytes
+
+    @property
+    def squares_offset(self) -> int:
+        """Bytes before the largest scale² of blocks and groups."""
+        return self.lower_offset + self.num_blocks * self.lower_block_bytes
+
+    @property
+    def num_block_vectors(self) -> int:
+        """Vectors of 16 blocks."""
+        return -(-self.num_blocks // LANES)
 
     @property
     def layout_key(self) -> str:
@@ -127,7 +185,8 @@ class PackedWeight:
         if f.bits is None:
             return f.dtype
         zero = "affine" if f.zero_point is None else f"zero{f.zero_point}"
-        return f"q{f.bits}_group{f.group_size}_{zero}_{f.dtype}"
+        planes = "_planes" if self.planes else ""
+        return f"q{f.bits}_group{f.group_size}_{zero}_{f.dtype}{planes}"
 
     @property
     def key(self) -> str:

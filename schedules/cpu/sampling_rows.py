@@ -123,7 +123,7 @@ class Row:
                 store(magnitudes, T.max(magnitudes[ramp(0)], bits), ramp(0))
             a, b, c, d = vectors
             largest = B.Bind(T.max(T.max(a, b), T.max(c, d)))
-            self.maxima.put(_highest_lane(largest), block)
+            self.maxima.put(highest_lane(largest), block)
 
         self.for_blocks(emit)
         num_vectors = B.Bind((self.num_blocks + (LANES - 1)) // LANES)
@@ -156,7 +156,7 @@ class Row:
         return exp2((logit - splat(self.highest)) * splat(inverse_temperature))
 
 
-def _highest_lane(vector: Any) -> Any:
+def highest_lane(vector: Any) -> Any:
     """By integers, whose maximum LLVM finds pairwise: that of floats is a chain of 16."""
     bits = B.Bind(T.reinterpret("int32x16", vector))
     order = B.Bind(bits ^ ((bits >> splat(T.int32(31))) & splat(T.int32(0x7FFFFFFF))))

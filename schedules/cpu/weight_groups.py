@@ -43,20 +43,7 @@ class PackedGroup:
         return self.start + (self.weight.q_offset + self.half * self.weight.q_bytes)
 
     def words(self) -> Iterator[tuple[int, list[Any]]]:
-        weight, q_start = self.weight, self.q_start
-        width = 4 * self.unit.lanes
-        for j in range(weight.words):
-            at = range(64 * j, 64 * (j + 1), width)
-            words = [B.Bind(self.packed[ramp(q_start + byte, width)]) for byte in at]
-            if weight.is_nibbles:
-                four, mask = splat(T.uint8(4), width), splat(T.uint8(15), width)
-                yield j, [B.Bind(T.bitwise_and(word, mask)) for word in words]
-                yield j + weight.words, [B.Bind(T.shift_right(word, four)) for word in words]
-            elif weight.largest_q > self.unit.largest_q:
-                sign = splat(T.uint8(128), width)
-                yield j, [B.Bind(T.bitwise_xor(word, sign)) for word in words]
-            else:
-                yield j, words
+        yield from _words(self.weight, self.unit, self.packed, self.q_start)
 
     def scale(self, row: int) -> Any:
         return load_scale(self.weight, self.packed, self.start, self.half, row, self.unit.lanes)
@@ -64,6 +51,65 @@ class PackedGroup:
     def minimum(self, row: int, scale: Any) -> Any:
         lanes = self.unit.lanes
         return load_min(self.weight, self.packed, self.start, self.half, scale, row, lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanesGroup:
+    """Group `half` of a weight in two planes: of the pairs of groups at byte `start` of the upper
+    and byte `lower_start` of the lower one."""
+
+    weight: PackedWeight
+    unit: ByteDot
+    packed: Any
+    start: Any
+    lower_start: Any
+    half: Any
+
+    @property
+    def upper(self) -> PackedGroup:
+        """The upper 4 bits, with the scales."""
+        return PackedGroup(self.weight.upper, self.unit, self.packed, self.start, self.half)
+
+    def lower_words(self) -> Iterator[tuple[int, list[Any]]]:
+        """The lower 4 bits, as `words`."""
+        upper = self.weight.upper
+        q_start = self.lower_start + self.half * upper.q_bytes
+        yield from _words(upper, self.unit, self.packed, q_start)
+
+    def words(self) -> Iterator[tuple[int, list[Any]]]:
+        width = 4 * self.unit.lanes
+        four, sign = splat(T.uint8(4), width), splat(T.uint8(128), width)
+        for (k, high), (_, low) in zip(self.upper.words(), self.lower_words(), strict=True):
+            both = zip(high, low, strict=True)
+            words = [T.bitwise_or(T.shift_left(u, four), lower) for u, lower in both]
+            if self.unit.largest_q < self.weight.largest_q:
+                words = [T.bitwise_xor(word, sign) for word in words]
+            yield k, [B.Bind(word) for word in words]
+
+    def scale(self, row: int) -> Any:
+        return self.upper.scale(row)
+
+    def minimum(self, row: int, scale: Any) -> Any:
+        raise NotImplementedError("formats in two planes are symmetric")
+
+
+def _words(
+    weight: PackedWeight, unit: ByteDot, packed: Any, q_start: Any
+) -> Iterator[tuple[int, list[Any]]]:
+    """`WeightGroup.words` of the group whose q begin at byte `q_start`."""
+    width = 4 * unit.lanes
+    for j in range(weight.words):
+        at = range(64 * j, 64 * (j + 1), width)
+        words = [B.Bind(packed[ramp(q_start + byte, width)]) for byte in at]
+        if weight.is_nibbles:
+            four, mask = splat(T.uint8(4), width), splat(T.uint8(15), width)
+            yield j, [B.Bind(T.bitwise_and(word, mask)) for word in words]
+            yield j + weight.words, [B.Bind(T.shift_right(word, four)) for word in words]
+        elif weight.largest_q > unit.largest_q:
+            sign = splat(T.uint8(128), width)
+            yield j, [B.Bind(T.bitwise_xor(word, sign)) for word in words]
+        else:
+            yield j, words
 
 
 class UnpackedBlock:

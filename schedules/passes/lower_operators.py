@@ -62,6 +62,8 @@ class LoweredModel:
     row_parts: dict[str, list[int]] = field(default_factory=dict)
     """Tensors of the artifact that parameters are parts of (`artifact.tensor_parts`): the rows of
     each part."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What handlers tell whoever loads the library: entries of its metadata."""
     in_one_buffer: bool = False
     """Whether the functions take all parameters as one uint8 buffer (`artifact.packed_layout`)
     instead."""
@@ -105,6 +107,10 @@ class Lowering:
         """Rows of the parameter `arg`, the `index`-th of its parts, as a parameter."""
         return self._pass.part(arg, index, rows)
 
+    def note(self, name: str, value: Any) -> None:
+        """Add an entry to the library's metadata."""
+        self._pass.notes[name] = value
+
     def packed(
         self, parts: Sequence[relax.Expr], num_bytes: int, key: str, pack: tirx.PrimFunc
     ) -> relax.Var:
@@ -132,6 +138,7 @@ class _LowerOperators(PyExprMutator):
         self.variables: dict[str, relax.Var] = {}
         self.functions: dict[int, tuple[tirx.PrimFunc, relax.GlobalVar]] = {}
         self.row_parts: dict[str, list[int]] = {}
+        self.notes: dict[str, Any] = {}
 
     def global_var(self, func: tirx.PrimFunc) -> relax.GlobalVar:
         """Add `func` once. Factories cache their PrimFuncs, so identity is enough."""
@@ -227,7 +234,7 @@ class _LowerOperators(PyExprMutator):
         kernels = {variable.name_hint: func for func, variable in self.functions.values()}
         return LoweredModel(
             module, list(self.parameters.values()), self.lowered, kernels=kernels,
-            row_parts=self.row_parts,
+            row_parts=self.row_parts, notes=self.notes,
         )  # fmt: skip
 
     def _add_packer(

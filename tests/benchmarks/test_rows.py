@@ -1,6 +1,7 @@
 """From samples to rows, the table and the file: medians, ratios, percent of the limit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_the_better_way_of_a_peer_counts(work: str, theirs: float) -> None:
     assert row.theirs == theirs
     assert row.peer_variant == ("huge pages" if theirs == 12 else "")
     assert row.unit == {"decode": "tokens/s", "memory": "MB", "start": "s"}[work]
+
+
+def test_a_limit_for_what_each_side_reads() -> None:
+    """A greedy step of ours does without a part of the weights; a peer reads them all."""
+    samples = samples_of("decode", everycast=[6], a=[6])
+    samples.limits.update({"read": [1e6], "multiply": [1e9]})
+    cost = replace(COST, kv_bytes_per_token=0, unread_weight_bytes=250)
+    (row,) = rows_of(replace(SUBJECT, cost=cost), [parse_work("decode")], samples)
+    assert row.percent_of_limit == pytest.approx(100 * 6 * 750 / 1e6, abs=0.06)
+    assert row.peer_percent_of_limit == pytest.approx(100 * 6 * 1000 / 1e6, abs=0.06)
+    assert row.bytes_per_step == 750
 
 
 def test_a_row_for_each_peer_and_one_without() -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -97,6 +98,21 @@ def test_logits_of_the_rows_asked_for(
     assert logits.shape == (len(rows), 2) and logits.dtype == np.float32
     assert logits[:, 0].tolist() == [row * 5 for row in rows]
     assert runner._logits.__self__.num_rows == slices
+
+
+def test_leading_logits_where_the_library_has_them(runner: PagedRunner) -> None:
+    step = replace(step_of([(0, 10)], [0, 2, 9, 4]), arg_max_ids=2)
+    assert runner.execute(step)[:, 1].tolist() == [3, 3, 3, 1]
+    calls = []
+
+    def leading(hidden, rows, num_ids, parameters):
+        calls.append((rows.tolist(), num_ids.tolist()))
+        return np.zeros((len(rows), 2), np.float32)
+
+    runner._leading_logits = leading
+    assert not runner.execute(step).any()
+    assert calls == [([0, 2, 9], [2]), ([4], [2])]
+    assert runner.execute(replace(step, arg_max_ids=0)).any()
 
 
 def test_pages_are_copied_whole(runner: PagedRunner) -> None:

@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,6 +130,33 @@ def test_greedy_is_the_arg_max_and_the_lowest_of_equals() -> None:
     ids = [draw(SamplingParams(temperature=0), row, 1)[0] for row in logits]
     assert ids == logits[:, :NUM_IDS].argmax(axis=1).tolist()
     assert ids[1] == 7
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, True),
+        ({"max_tokens": 5, "stop": ("x",), "ignore_eos": True}, True),
+        ({"temperature": 0.7}, False),
+        ({"logprobs": True}, False),
+        ({"logit_bias": {3: 1.0}}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"frequency_penalty": 0.1}, False),
+    ],
+)
+def test_which_draws_need_the_arg_max_alone(params: dict[str, Any], expected: bool) -> None:
+    sampler = make_sampler(SamplingParams(**{"temperature": 0.0, **params}), eos=(7,))
+    assert sampler.takes_arg_max is expected
+
+
+def test_the_end_is_forbidden_in_the_logits_at_first_only() -> None:
+    sampler = make_sampler(SamplingParams(temperature=0.0, min_tokens=2), eos=(7,))
+    seen = []
+    for _ in range(3):
+        seen.append(sampler.takes_arg_max)
+        sampler.accept(1)
+    assert seen == [False, False, True]
 
 
 def test_padded_ids_are_never_sampled() -> None:

@@ -50,18 +50,18 @@ class Compiled:
 
     def __init__(self, folder: Path) -> None:
         opened = open_artifact(folder)
-        library = opened.library
-        parameters = load_parameters(folder, library, TensorCacheReader(folder))
-        self.runner = PagedRunner(library, parameters, opened.info, NUM_PAGES)
+        self.library = opened.library
+        parameters = load_parameters(folder, self.library, TensorCacheReader(folder))
+        self.runner = PagedRunner(self.library, parameters, opened.info, NUM_PAGES)
 
-    def run(self, chunks):
+    def run(self, chunks, arg_max_ids=0):
         """chunks: (first page, tokens before, token ids) of each sequence; logits of all."""
         ids = np.concatenate([c[2] for c in chunks]).astype(np.int32)
         positions = np.concatenate([np.arange(c[1], c[1] + len(c[2])) for c in chunks])
         offsets = np.cumsum([0, *(len(c[2]) for c in chunks)]).astype(np.int32)
         tables = np.stack([np.arange(c[0], c[0] + 6) for c in chunks]).astype(np.int32)
         rows = np.arange(len(ids), dtype=np.int32)
-        step = StepInput(ids, positions.astype(np.int32), offsets, tables, rows)
+        step = StepInput(ids, positions.astype(np.int32), offsets, tables, rows, arg_max_ids)
         return self.runner.execute(step).copy()
 
 
@@ -144,3 +144,41 @@ def test_weights_of_bfloat16(activations, make_tiny, tmp_path, monkeypatch):
     assert relative_error(compiled.run([(0, 0, ids)]), expected) < limit
     rows = [compiled.run([(12, i, ids[i : i + 1])])[0] for i in range(LENGTH)]
     assert relative_error(np.stack(rows), expected) < limit
+
+
+@pytest.mark.parametrize(
+    ("name", "activations", "region"),
+    [("llama", "mixed", "1"), ("llama-odd", "mixed", "1"), ("gemma3", "int8", "0")],
+)
+def test_leading_logits(name, activations, region, make_tiny, tmp_path, monkeypatch):
+    """Heads of 8 bits: the same arg max, with the same bits, of any number of rows."""
+    monkeypatch.setenv(ONE_REGION, region)
+    model_type, overrides = MODELS[name]
+    folder = make_tiny(model_type, tmp_path / "tiny", **overrides)
+    request = BuildRequest(
+        str(folder), "cpu", "q8f16_1", tmp_path / "dist", activations=activations
+    )
+    compiled = Compiled(compile_model(request, lambda *_: None))
+    metadata = compiled.library.metadata
+    assert metadata["leading_logits"]["unread_weight_bytes"] > 0
+    ids = np.random.default_rng(1).integers(3, 300, LENGTH)
+    num_ids = metadata["vocab_size"] - 5
+    for length in (1, 2, 9, LENGTH):
+        full = compiled.run([(0, 0, ids[:length])])[:, :num_ids]
+        leading = compiled.run([(0, 0, ids[:length])], arg_max_ids=num_ids)[:, :num_ids]
+        np.testing.assert_array_equal(leading.argmax(axis=1), full.argmax(axis=1))
+        np.testing.assert_array_equal(leading.max(axis=1), full.max(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "activations"),
+    [("q4f16_1", "mixed"), ("q8f16_1", "int16"), ("q8f16_1", "float32"), ("q0f32", "auto")],
+)
+def test_who_has_no_leading_logits(quantization, activations, make_tiny, tmp_path):
+    """Heads of other bits, and activations that are asked to be exact."""
+    folder = make_tiny("llama", tmp_path / "tiny")
+    request = BuildRequest(
+        str(folder), "cpu", quantization, tmp_path / "dist", activations=activations
+    )
+    metadata = Compiled(compile_model(request, lambda *_: None)).library.metadata
+    assert "leading_logits" not in metadata

@@ -9,6 +9,7 @@ import pytest
 import tvm
 import tvm_ffi.libinfo
 from everycast.artifact.tensor_format import TensorFormat
+from everycast.schedules.cpu import leading_logits
 from everycast.schedules.cpu.activation import activation_buffers, quantize_activations
 from everycast.schedules.cpu.isa import isa_of
 from everycast.schedules.cpu.linear import linears
@@ -85,10 +86,12 @@ def test_rounding_of_activations(arm64, lab, terms):
 
 @pytest.mark.parametrize("lab", ["avx2"], indirect=True)
 @pytest.mark.parametrize("terms", [1, 2])
-@pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_same_bits_as_on_x86(arm64, lab, fmt, terms):
+@pytest.mark.parametrize(
+    ("fmt", "planes"), [*((fmt, False) for fmt in FORMATS), (FORMATS[1], True)], ids=str
+)
+def test_same_bits_as_on_x86(arm64, lab, fmt, planes, terms):
     target, run = arm64
-    weight = PackedWeight(fmt, 40, 136)
+    weight = PackedWeight(fmt, 40, 136, planes)
     packed, values = lab.random_weight(weight, lab.rng)
     x = lab.rng.standard_normal((7, weight.k)).astype("float32")
     x_arguments, _, stands_for = lab.quantized(x, terms, 1.0)
@@ -102,6 +105,25 @@ def test_same_bits_as_on_x86(arm64, lab, fmt, terms):
     expected = stands_for @ values.T
     assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()
     assert_same_bits(result, host.numpy())
+
+
+@pytest.mark.parametrize("lab", ["avx2"], indirect=True)
+def test_upper_logits_as_on_x86(arm64, lab):
+    target, run = arm64
+    head = PackedWeight(FORMATS[1], 40, 136, planes=True)
+    packed, _ = lab.random_weight(head, lab.rng)
+    x = lab.rng.standard_normal((7, head.k)).astype("float32")
+    inputs, _, _ = lab.quantized(x, 2, 1.0)
+    norms, starts = (lab.tensor(np.zeros((7, head.num_groups), t)) for t in ("float32", "int32"))
+    lab.build(leading_logits.prepare(head, 2))(lab.tensor(x), *inputs, norms, starts)
+    shared = [*inputs, packed, lab.tensor(np.array([35], np.int32)), starts]
+    outputs = [np.zeros(shape, "float32") for shape in ((7, 40), (7, 16))]
+    host = [lab.tensor(output) for output in outputs]
+    lab.build(leading_logits.upper_logits(head, lab.isa, 2))(*shared, *host)
+    func = leading_logits.upper_logits(head, isa_of(target), 2)
+    results = run(func, [*(argument.numpy() for argument in shared), *outputs])[-2:]
+    for result, expected in zip(results, host, strict=True):
+        assert_same_bits(result, expected.numpy())
 
 
 @pytest.mark.parametrize(("byte_dot", "instruction"), [("dotprod", "sdot"), ("i8mm", "usdot")])

@@ -17,10 +17,13 @@ FORMATS = [
 ]
 
 
+TABLES = [(fmt, False) for fmt in FORMATS] + [(TensorFormat("float16", 8, 32, 127), True)]
+
+
 @pytest.mark.parametrize("k", [90, 91])
-@pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_rows(lab, fmt, k):
-    table = PackedWeight(fmt, 37, k)
+@pytest.mark.parametrize(("fmt", "planes"), TABLES, ids=str)
+def test_rows(lab, fmt, planes, k):
+    table = PackedWeight(fmt, 37, k, planes)
     packed, values = lab.random_weight(table, lab.rng)
     kernel = lab.build(embedding(table, 1.5))
     for m in (1, 5, 300):

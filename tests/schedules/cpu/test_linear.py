@@ -119,6 +119,25 @@ def test_integer_activations(lab, fmt, activations):
     check(lab, [weight], [True], terms=terms, isa=small(lab.isa), tokens=SMALL_TILES)
 
 
+@pytest.mark.parametrize("lab", ["avx2", "avx512bw", "avxvnni", "avx512"], indirect=True)
+@pytest.mark.parametrize("terms", [1, 2])
+def test_two_planes(lab, terms):
+    """The same numbers as of the same weight in one piece, to the last bit."""
+    for fmt, k in ((Q8, 104), (TensorFormat("float32", 8, 64, 128, "KN"), 136)):
+        parts = lab.random_parts(fmt, 40, k, lab.rng)
+        whole, planes = PackedWeight(fmt, 40, k), PackedWeight(fmt, 40, k, planes=True)
+        layers = Layers(lab, [whole], [False])
+        for m in SMALL_TILES:
+            x, _ = layers.activations(layers.random_x(m), terms)
+            outputs = []
+            for weight in (whole, planes):
+                func = linears([weight], [False], isa=small(lab.isa), terms=terms)
+                (y,) = layers.outputs(m)
+                lab.build(func)(*x, lab.pack(weight, parts), y)
+                outputs.append(y.numpy())
+            np.testing.assert_array_equal(*outputs)
+
+
 @pytest.mark.parametrize("lab", ["avx2", "avx512"], indirect=True)
 @pytest.mark.parametrize("fmt", [Q4, FLOATS[1]], ids=str)
 def test_every_tail_of_a_tile(lab, fmt):
@@ -204,14 +223,14 @@ def test_gated_mlp(lab, activation, terms):
         assert_close(y, gate / (1 + np.exp(np.minimum(-inner, 700))) * up)
 
 
-def assert_batch_does_not_matter(layers, kernel, terms, num_outputs, extra=()):
+def assert_batch_does_not_matter(layers, kernel, terms, num_outputs, extra=(), threshold=KEPT_FROM):
     """Each token of each batch against the token alone, to the last bit.
 
     `extra` are more arguments of a row a token, such as a residual.
     """
 
     def run(first, m):
-        x_arguments, _ = layers.activations(x[first : first + m], terms)
+        x_arguments, _ = layers.activations(x[first : first + m], terms, threshold)
         rows = [layers.lab.tensor(array[first : first + m]) for array in extra]
         outputs = layers.outputs(m)[:num_outputs]
         kernel(*x_arguments, *layers.arguments(), *rows, *outputs)
@@ -241,6 +260,15 @@ def test_a_token_does_not_depend_on_its_batch(lab, terms, fmt):
     func = linears(layers.weights, [True], isa=lab.isa, terms=terms, residual=True)
     residual = lab.rng.standard_normal((max(BATCHES), 39)).astype("float32")
     assert_batch_does_not_matter(layers, lab.build(func), terms, 1, [residual])
+
+
+@pytest.mark.parametrize("threshold", [0.0, 2.0, 20.0])
+@pytest.mark.parametrize("lab", ["avx2", "avx512"], indirect=True)
+def test_kept_groups_of_other_tokens_do_not_matter(lab, threshold):
+    """All groups, a sixth of them, and hardly any; two words of flags."""
+    layers = Layers(lab, [PackedWeight(Q4, 23, 2200)], [False])
+    kernel = lab.build(linears(layers.weights, [False], isa=lab.isa, terms=2))
+    assert_batch_does_not_matter(layers, kernel, 2, 1, threshold=threshold)
 
 
 @pytest.mark.parametrize("terms", [0, 1, 2])

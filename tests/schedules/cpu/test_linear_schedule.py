@@ -17,6 +17,7 @@ SCHEDULES = [
     {"tile_tokens": 3, "pair_tokens": 5, "prefetch_one": 1024, "prefetch_few": 0},
     {"tile_tokens": 6, "pair_tokens": 0, "unpack_tokens": 0, "chunk_bytes": 1},
     {"tile_tokens": 4, "pair_tokens": 0, "unpack_tokens": 5, "prefetch_many": 1 << 20},
+    {"tile_tokens": 2, "pair_tokens": 0, "prefetch_tile": 0, "prefetch_many": 64},
 ]
 
 
@@ -92,6 +93,7 @@ def test_a_tile_takes_the_parameters_of_its_bucket():
         ({"chunk_bytes": 0}, "chunk_bytes"),
         ({"prefetch_one": -1}, "prefetch_one"),
         ({"prefetch_few": 2.0}, "prefetch_few"),
+        ({"prefetch_tile": -1}, "prefetch_tile"),
         ({"prefetch_many": True}, "prefetch_many"),
         ({"unroll": 4}, "has no unroll"),
     ],
@@ -114,9 +116,12 @@ def test_many_tokens_prefetch_the_next_blocks():
     isa = CpuIsa("avx512", 16, 32, "avx512vnni")
     one = default_schedule(isa, 1, is_quantized=True, block_bytes=20000)
     two = default_schedule(isa, 1, is_quantized=True, has_pairs=True, block_bytes=20000)
-    assert (one.prefetch_many, two.prefetch_many) == (20000, 40000)
-    long = default_schedule(isa, 1, is_quantized=True, has_pairs=True, block_bytes=1 << 20)
-    assert long.prefetch_many == 256 * 1024
+    assert one.prefetch_many == two.prefetch_many == 20000
+    long, pair = (
+        default_schedule(isa, 1, is_quantized=True, has_pairs=has_pairs, block_bytes=1 << 20)
+        for has_pairs in (False, True)
+    )
+    assert (long.prefetch_many, pair.prefetch_many) == (256 * 1024, 128 * 1024)
 
 
 @pytest.mark.parametrize("terms", [0, 1, 2])

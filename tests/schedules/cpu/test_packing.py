@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from everycast.artifact.tensor_format import TensorFormat
-from everycast.quant_schemes.bits import from_layout, unpack_values
+from everycast.quant_schemes.bits import from_layout, pack_values, unpack_values
 from everycast.schedules.cpu.packing import PackedWeight
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +31,28 @@ def rows_of_blocks(array, blocks, columns):
     return np.ascontiguousarray(padded.reshape(blocks, 16, columns).transpose(0, 2, 1))
 
 
+def planes_reference(weight, parts):
+    """The three sections of a weight in two planes."""
+    fmt, blocks, groups = weight.format, -(-weight.n // 16), 2 * -(-weight.k // 64)
+    q = unpack_values(parts, fmt, weight.n, fmt.padded_k(weight.k))
+    scales = np.repeat(from_layout(parts["q_scale"], fmt), fmt.group_size // 32, axis=1)
+    upper = TensorFormat(fmt.dtype, 4, 32, 7)
+    halves = []
+    for values in (q >> 4, q & 15):
+        nibbles = pack_values(np.ascontiguousarray(values), upper)
+        nibbles["q_scale"] = scales
+        halves.append(pack_reference(PackedWeight(upper, weight.n, q.shape[1]), nibbles))
+    lower = halves[1].reshape(blocks, groups // 2, -1)[:, :, 2 * 16 * scales.itemsize :]
+    squares = rows_of_blocks(scales.astype(np.float32) ** 2, blocks, groups).max(axis=2)
+    padded = np.zeros((-(-blocks // 16) * 16, groups), np.float32)
+    padded[:blocks] = squares
+    squares = np.ascontiguousarray(padded.reshape(-1, 16, groups).transpose(0, 2, 1))
+    return np.concatenate([halves[0], lower.reshape(-1), squares.reshape(-1).view(np.uint8)])
+
+
 def pack_reference(weight, parts):
+    if weight.planes:
+        return planes_reference(weight, parts)
     fmt, blocks, group = weight.format, -(-weight.n // 16), weight.group
     if weight.is_bfloat16:
         words = -(-weight.k // 2)
@@ -57,10 +78,17 @@ def pack_reference(weight, parts):
     return np.concatenate(sections, axis=2).reshape(-1)
 
 
+PLANES = [
+    TensorFormat("float16", 8, 32, 127),
+    TensorFormat("float32", 8, 64, 128, "KN"),
+]
+STORED = [(fmt, False) for fmt in FORMATS] + [(fmt, True) for fmt in PLANES]
+
+
 @pytest.mark.parametrize("k", [1, 167, 168])
-@pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_pack_func_matches_numpy(lab, fmt, k):
-    weight = PackedWeight(fmt, 37, k)
+@pytest.mark.parametrize(("fmt", "planes"), STORED, ids=str)
+def test_pack_func_matches_numpy(lab, fmt, planes, k):
+    weight = PackedWeight(fmt, 37, k, planes)
     parts = lab.random_parts(fmt, weight.n, weight.k, lab.rng)
     packed = lab.pack(weight, parts).numpy()
     np.testing.assert_array_equal(packed, pack_reference(weight, parts))
@@ -85,9 +113,25 @@ def test_sizes(fmt, n, k):
 
 
 def test_keys_tell_weights_apart():
-    weights = [PackedWeight(fmt, n, k) for fmt in FORMATS for n, k in ((16, 64), (64, 16))]
+    weights = [
+        PackedWeight(fmt, n, k, planes) for fmt, planes in STORED for n, k in ((16, 64), (64, 16))
+    ]
     # The portable layout is no property of the packed form.
     assert len({weight.key for weight in weights}) == len(weights) - 2
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        TensorFormat("float16", 4, 32, 7),
+        TensorFormat("float16", 8, 32, None),
+        TensorFormat("bfloat16", 8, 32, 127),
+    ],
+    ids=str,
+)
+def test_formats_without_planes(fmt):
+    with pytest.raises(ValueError, match="two planes are for 8-bit symmetric formats"):
+        PackedWeight(fmt, 16, 64, planes=True)
 
 
 def test_unsupported_group():
