@@ -77,7 +77,8 @@ def schedule_for(weights: Sequence[PackedWeight], isa: CpuIsa, terms: int) -> Li
         terms,
         is_quantized=is_quantized,
         has_pairs=has_pairs,
-        block_bytes=max(weight.block_bytes for weight in weights),
+        # Of two planes each is a stream of its own, the upper one a little larger.
+        block_bytes=max((w.upper if w.planes else w).block_bytes for w in weights),
     )
 
 

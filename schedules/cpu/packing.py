@@ -134,7 +134,7 @@ class PackedWeight:
 
     @property
     def block_bytes(self) -> int:
-        """Of 16 rows; of both planes together."""
+        """Of 16 rows that lie together: not of two planes."""
         if not self.is_quantized:
             stored_k = self.k + self.k % 2 if self.is_bfloat16 else self.k
             return stored_k * self.vector_bytes
