@@ -90,7 +90,8 @@ class PlanesGroup:
         return self.upper.scale(row)
 
     def minimum(self, row: int, scale: Any) -> Any:
-        raise NotImplementedError("formats in two planes are symmetric")
+        lanes = self.unit.lanes
+        return load_min(self.weight, self.packed, self.start, self.half, scale, row, lanes)
 
 
 def _words(
