@@ -184,7 +184,8 @@ def measure(
         if terms:
             specs = activation_specs([weight], m, terms)
             inputs = [tvm.runtime.empty(shape, dtype) for shape, dtype in specs]
-            build(activation_terms([weight], terms, activations, "mlp"), target)(x, *inputs)
+            rounding = activation_terms([weight], terms, activations, "mlp", isa_of(target))
+            build(rounding, target)(x, *inputs)
         used = packed if m <= 8 else packed[:1]
 
         def round_(inputs: list[Any] = inputs, y: Any = y, used: list[Any] = used) -> None:

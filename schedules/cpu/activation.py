@@ -11,8 +11,11 @@ keep the low terms of its largest groups alone, those with
 
     scale² ≥ threshold · mean of scale² over the groups of the token
 
-Sums over groups of 32, and of 16, come with them: of scale · high, which minimums of weights
-multiply, and of the terms, which zero points do.
+Sums over groups of 32, and of 16, come with them: of the term, which zero points of weights
+multiply, and of scale · term, which minimums do.
+
+Everything about a group of one token lies side by side, and beside it the same of the next token,
+as they are multiplied by the same weights: kernels read it as one stream.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,16 +28,17 @@ from tvm.tirx.script import builder as B
 
 from .control import for_rows
 from .kernel import body, kernel, kernel_factory
-from .vectors import LANES, constant, fma, local_array, ramp, splat
+from .vectors import LANES, constant, fma, local_array, opaque, ramp, splat
 
 GROUP = 32
+_MANY_ROWS, _ROWS_AT_ONCE = 32, 4
 KEPT_BITS = 64
 """Groups whose low terms a word of flags says of whether they are kept."""
-_HIGH_BITS = 8
-"""One step of the high term is worth 2^_HIGH_BITS of the low one."""
-_LOW = 1 / (1 << _HIGH_BITS)
-_STEPS = {1: 127, 2: 127 + 127 * _LOW}
-"""Of the high term from 0 to the largest, by terms; of two, one more would round it to 128."""
+WORDS = GROUP // 4
+"""Of a term of a group, 4 int8 each."""
+SCALE, STEP_SUM, OFFSET, START = range(WORDS, WORDS + 4)
+"""Words of a group's record that are behind those of its term (see `activation_buffers`)."""
+RECORD = WORDS + 4
 _TINY = 1e-30
 
 
@@ -43,49 +47,78 @@ def padded_k(k: int) -> int:
     return -(-k // (2 * GROUP)) * 2 * GROUP
 
 
-def activation_buffers(k: int, m: Any, terms: int) -> list[tuple[tuple[Any, int], str]]:
+def activation_buffers(k: int, m: Any, terms: int) -> list[tuple[tuple[Any, ...], str]]:
     """Shapes and dtypes of `quantize_activations`' outputs for m tokens (a number or symbolic).
 
-    xq [m, terms · K/4] int32 (4 int8 a word), scales [m, terms · K/32], sums of scale · high
-    [m, K/32 + K/16], sums of the terms [m, terms · (K/32 + K/16)] int32; K is padded, and all of
-    the high term comes before all of the low one. With two terms, flags [m, K/32/64] int64 of the
-    groups that keep the low one, the first in the lowest bit; scales of low terms that are not kept
-    are 0, and what they and their sums are is undefined.
+    groups [terms · K/32, m, 12] int32: of each group and token a record of the words of the term (4
+    int8 each), its scale (float32), the sum of the term, that times the scale (float32) or minus a
+    zero point (int32), and what `Starts` says. K is padded, and all of the high term comes before
+    all of the low one. halves [terms · K/16, m, 2] has the sums of groups of 16, and these times
+    the scale. With two terms, flags [m, K/32/64] int64 of the groups that keep the low one, the
+    first in the lowest bit; records of low terms that are not kept are undefined.
     """
     groups = padded_k(k) // GROUP
-    specs: list[tuple[tuple[Any, int], str]] = [
-        ((m, terms * groups * 8), "int32"),
-        ((m, terms * groups), "float32"),
-        ((m, groups * 3), "float32"),
-        ((m, terms * groups * 3), "int32"),
+    specs: list[tuple[tuple[Any, ...], str]] = [
+        ((terms * groups, m, RECORD), "int32"),
+        ((terms * groups * 2, m, 2), "int32"),
     ]
     return specs if terms == 1 else [*specs, ((m, -(-groups // KEPT_BITS)), "int64")]
 
 
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """What the sums of a group of the high term begin with: -zero_point · Σ term, and where
+    `num_pairs` words are multiplied in pairs, what these have too much of x (see `dot_many`)."""
+
+    zero_point: int = 0
+    num_pairs: int = 0
+
+    @property
+    def largest(self) -> int:
+        """Of a term: sums with weights of 4 bits are bytes as well."""
+        return 120 if self.num_pairs else 127
+
+    @property
+    def low_steps(self) -> int:
+        """Of the low term, that are one step of the high one."""
+        return 240 if self.num_pairs else 256
+
+
 @kernel_factory
 def quantize_activations(
-    k: int, terms: int, threshold: float = 0.0, has_halves: bool = True
+    k: int,
+    terms: int,
+    threshold: float = 0.0,
+    has_halves: bool = True,
+    starts: Starts | None = None,
 ) -> tirx.PrimFunc:
     """x [m, K] float32 → the buffers of `activation_buffers`.
 
     A threshold of 0 keeps the low terms of all groups; those that are not kept are not written, nor
-    are sums over groups of 16 without `has_halves`.
+    are sums over groups of 16 without `has_halves`, nor starts without pairs of words.
     """
-    name = f"quantize_activations_{k}_{terms}_{threshold}_{has_halves}".replace(".", "_")
-    with kernel(name) as (func, ib):
+    options = f"{threshold}_{has_halves}".replace(".", "_")
+    if starts is not None:
+        options += f"_{starts.zero_point}_{starts.num_pairs}"
+    with kernel(f"quantize_activations_{k}_{terms}_{options}") as (func, ib):
         x = func.buffer("x", ("num_tokens", k), "float32")
         specs = activation_buffers(k, "num_tokens", terms)
-        names = ("xq", "scales", "sums", "steps", "kept")[: len(specs)]
+        names = ("groups", "halves", "kept")[: len(specs)]
         buffers = [func.buffer(name, *spec) for name, spec in zip(names, specs, strict=True)]
-        rounding = _Rounding(x, k, terms, has_halves, *buffers)
-
-        def emit(row: Any) -> None:
-            rounding.for_groups(lambda group: rounding.emit_high(row, group))
-            if terms == 2:
-                rounding.emit_kept(row, threshold)
+        rounding = _Rounding(x, k, terms, has_halves, starts, *buffers)
 
         with body():
-            for_rows(func.size("num_tokens"), k, emit)
+            num_rows = func.size("num_tokens")
+            # Records of several rows fill whole lines of the cache, which would be there no more
+            # when the next row comes: those of many rows all have their place in a few sets of it.
+            has_many = num_rows >= _MANY_ROWS
+            size = opaque(T.if_then_else(has_many, T.int64(_ROWS_AT_ONCE), T.int64(1)))
+
+            def emit(unit: Any) -> None:
+                first = opaque(unit * size)
+                rounding.emit_rows(first, opaque(T.min(size, num_rows - first)), threshold)
+
+            for_rows((num_rows + (size - 1)) // size, k, emit)
     return ib.get()
 
 
@@ -97,16 +130,26 @@ class _Rounding:
     k: int
     terms: int
     has_halves: bool
-    xq: Any
-    scales: Any
-    sums: Any
-    steps: Any
+    starts: Starts | None
+    groups: Any
+    halves: Any
     kept: Any = None
 
     @property
     def num_groups(self) -> int:
         """With those of padding."""
         return padded_k(self.k) // GROUP
+
+    @property
+    def steps(self) -> float:
+        """Of the high term from 0 to the largest; of two terms, one more of the low one would round
+        it up."""
+        largest = (self.starts or Starts()).largest
+        return largest if self.terms == 1 else largest + 0.5 - 1 / self.low_steps
+
+    @property
+    def low_steps(self) -> int:
+        return (self.starts or Starts()).low_steps
 
     def for_groups(self, emit: Callable[[Any], None]) -> None:
         """`emit(group)` for all groups; for whole ones in a loop."""
@@ -123,76 +166,117 @@ class _Rounding:
         at = group * GROUP
         return [B.Bind(self.x[row, ramp(at)]), B.Bind(self.x[row, ramp(at + LANES)])]
 
-    def emit_high(self, row: Any, group: Any) -> None:
-        """Emit a group's scale and high term."""
+    def emit_rows(self, first: Any, count: Any, threshold: float) -> None:
+        """Emit the rounding of `count` rows, at most `_ROWS_AT_ONCE`, from `first` on."""
+        squares = local_array(_ROWS_AT_ONCE)
+        with B.serial(count) as i:
+            B.buffer_store(squares, T.float32(0), [i])
+            if self.terms == 2:
+                for word in range(-(-self.num_groups // KEPT_BITS)):
+                    B.buffer_store(self.kept, T.int64(0), [first + i, word])
+
+        def emit_high(group: Any) -> None:
+            with B.serial(count) as i:
+                scale = self._emit_high(B.Bind(first + i), group)
+                B.buffer_store(squares, squares[i] + scale * scale, [i])
+
+        def emit_low(group: Any) -> None:
+            if isinstance(group, tirx.IntImm) and int(group) * GROUP >= self.k:
+                return
+            with B.serial(count) as i:
+                self._emit_if_kept(B.Bind(first + i), group, squares[i] * T.float32(share))
+
+        share = threshold / -(-self.k // GROUP)
+        self.for_groups(emit_high)
+        if self.terms == 2:
+            self.for_groups(emit_low)
+
+    def _emit_high(self, row: Any, group: Any) -> Any:
+        """Emit a group's record of the high term; its bound scale."""
         values = self.values(row, group)
         # NaN is no more than 1e-30, nor less: as the second one of the two it comes through.
         peak = B.Bind(T.max(T.float32(_TINY), _largest_magnitude(*values)))
-        scale = B.Bind(peak * T.float32(1 / _STEPS[self.terms]))
-        B.buffer_store(self.scales, scale, [row, group])
-        inverse = B.Bind(splat(T.float32(_STEPS[self.terms]) / peak))
+        scale = B.Bind(peak * T.float32(1 / self.steps))
+        inverse = B.Bind(splat(T.float32(self.steps) / peak))
         q = [B.Bind(T.Cast("int32x16", T.nearbyint(each * inverse))) for each in values]
-        for at, total in self._emit_term(row, group, 0, q):
-            B.buffer_store(self.sums, T.Cast("float32", total) * scale, [row, at])
+        self._emit_term(row, group, 0, q, scale)
+        return scale
 
-    def emit_kept(self, row: Any, threshold: float) -> None:
-        """Emit the flags, scales and low terms of the row, given its high ones."""
-        squares = local_array(1)
-        B.buffer_store(squares, T.float32(0), [0])
-
-        def add_square(group: Any) -> None:
-            scale = B.Bind(self.scales[row, group])
-            B.buffer_store(squares, squares[0] + scale * scale, [0])
-
-        self.for_groups(add_square)
-        least = B.Bind(squares[0] * T.float32(threshold / -(-self.k // GROUP)))
-        for word in range(-(-self.num_groups // KEPT_BITS)):
-            B.buffer_store(self.kept, T.int64(0), [row, word])
-
-        def choose(group: Any) -> None:
-            if isinstance(group, tirx.IntImm) and int(group) * GROUP >= self.k:
-                B.buffer_store(self.scales, T.float32(0), [row, self.num_groups + group])
-                return
-            scale = B.Bind(self.scales[row, group])
-            is_kept = B.Bind(scale * scale >= least)
-            low_scale = T.Select(is_kept, scale * T.float32(_LOW), T.float32(0))
-            B.buffer_store(self.scales, low_scale, [row, self.num_groups + group])
-            with B.If(is_kept), B.Then():
-                word = group // KEPT_BITS
-                flag = T.shift_left(T.int64(1), group % KEPT_BITS)
-                B.buffer_store(self.kept, T.bitwise_or(self.kept[row, word], flag), [row, word])
-                self._emit_low(row, group, scale)
-
-        self.for_groups(choose)
+    def _emit_if_kept(self, row: Any, group: Any, least: Any) -> None:
+        """Emit a group's flag and its low term, if scale² is at least `least`."""
+        scale = B.Bind(T.reinterpret("float32", self.groups[group, row, SCALE]))
+        with B.If(scale * scale >= least), B.Then():
+            word = group // KEPT_BITS
+            flag = T.shift_left(T.int64(1), group % KEPT_BITS)
+            B.buffer_store(self.kept, T.bitwise_or(self.kept[row, word], flag), [row, word])
+            self._emit_low(row, group, scale)
 
     def _emit_low(self, row: Any, group: Any, scale: Any) -> None:
-        inverse = B.Bind(splat(T.float32(1 / _LOW) / scale))
+        inverse = B.Bind(splat(T.float32(self.low_steps) / scale))
         q = []
-        for half, value in enumerate(self.values(row, group)):
-            words = self.xq[row, ramp(group * 8 + half * 4, 4)]
+        for i, value in enumerate(self.values(row, group)):
+            words = self.groups[group, row, ramp(i * 4, 4)]
             high = T.Cast("float32x16", T.reinterpret("int8x16", words))
-            left = T.nearbyint(fma(value, inverse, high * constant(-1 / _LOW), LANES))
+            left = T.nearbyint(fma(value, inverse, high * constant(-self.low_steps), LANES))
             steps = T.Cast("int32x16", left)
             # What lies between two steps of the high term may be a step too much.
-            q.append(B.Bind(T.max(T.min(steps, splat(T.int32(127))), splat(T.int32(-128)))))
-        self._emit_term(row, group, 1, q)
+            half = self.low_steps // 2
+            steps = T.max(T.min(steps, splat(T.int32(min(half, 127)))), splat(T.int32(-half)))
+            q.append(B.Bind(steps))
+        self._emit_term(row, group, 1, q, scale * T.float32(1 / self.low_steps))
 
-    def _emit_term(
-        self, row: Any, group: Any, term: int, halves: Sequence[Any]
-    ) -> list[tuple[Any, Any]]:
-        """Emit a group's q, given as two vectors, and their sums; (where these are of a term, the
-        bound sum) of each."""
-        for half, q in enumerate(halves):
-            at = (term * self.num_groups + group) * 8 + half * 4
-            words = T.reinterpret("int32x4", T.Cast("int8x16", q))
-            B.buffer_store(self.xq, words, [row, ramp(at, 4)])
-        sums = [(group, _sum(halves[0] + halves[1]))]
+    def _emit_term(self, row: Any, group: Any, term: int, q: Sequence[Any], scale: Any) -> None:
+        """Emit a group's record of a term, its q given as two vectors."""
+        group = term * self.num_groups + group
+        halves = [B.Bind(T.Cast("int8x16", values)) for values in q]
+        for half, values in enumerate(halves):
+            words = T.reinterpret("int32x4", values)
+            B.buffer_store(self.groups, words, [group, row, ramp(half * 4, 4)])
+        starts = self.starts
+        if starts is not None and starts.num_pairs:
+            ones = splat(T.uint8(1))
+            total = _sum(_dot_words(_dot_words(_NO_WORDS, ones, halves[0]), ones, halves[1]))
+        else:
+            total = _sum(q[0] + q[1])
+        offset = _scaled(total, scale)
+        if starts is not None and starts.zero_point:
+            offset = B.Bind(total * T.int32(-starts.zero_point))
+        if starts is not None and starts.num_pairs:
+            start = offset if starts.zero_point else T.int32(0)
+            start = start - _too_much(halves, starts.num_pairs)
+            B.buffer_store(self.groups, start, [group, row, START])
+        behind = ((SCALE, T.reinterpret("int32", scale)), (STEP_SUM, total), (OFFSET, offset))
+        for at, value in behind:
+            B.buffer_store(self.groups, value, [group, row, at])
         if self.has_halves:
-            first = self.num_groups + group * 2
-            sums += [(first + half, _sum(q)) for half, q in enumerate(halves)]
-        for at, total in sums:
-            B.buffer_store(self.steps, total, [row, term * 3 * self.num_groups + at])
-        return sums
+            for half, values in enumerate(q):
+                of_half = _sum(values)
+                for i, value in enumerate((of_half, _scaled(of_half, scale))):
+                    B.buffer_store(self.halves, value, [group * 2 + half, row, i])
+
+
+_NO_WORDS = T.broadcast(T.int32(0), 4)
+
+
+def _dot_words(sums: Any, a: Any, b: Any) -> Any:
+    """Sums of products of bytes by word: uint8 by int8, of 16, added to int32."""
+    return T.call_llvm_pure_intrin("int32x4", "llvm.x86.avx512.vpdpbusd.128", sums, a, b)
+
+
+def _too_much(halves: Sequence[Any], num_pairs: int) -> Any:
+    """What products of sums of the words of two halves have too much, but for weights alone (see
+    `dot_many`; weights are from 0 on here, so that 8 · (one + other) is missing):
+    (one + 120) · other - 8 · one."""
+    one, other = halves
+    more = T.reinterpret("uint8x16", one + splat(T.int8(120)))
+    words = _dot_words(_NO_WORDS, more, other) - _dot_words(_NO_WORDS, splat(T.uint8(8)), one)
+    is_paired = ramp(T.int32(0), 4) < splat(T.int32(num_pairs), 4)
+    return _sum(T.Select(is_paired, words, _NO_WORDS))
+
+
+def _scaled(total: Any, scale: Any) -> Any:
+    """total · scale, as the bits of a float32."""
+    return T.reinterpret("int32", T.Cast("float32", total) * scale)
 
 
 def _sum(vector: Any) -> Any:

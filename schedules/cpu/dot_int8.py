@@ -11,9 +11,9 @@ With w = (q - zero) · scale and x = xq · xscale, a group of one row and one to
 
 to the result; the integers in brackets are exact. Affine formats have a minimum instead of a zero
 point, and add min · Σ x. With two terms (see `activation`) the low ones are added in the same way
-after all high ones, for the groups that keep them: for all tokens of a tile where most of them do
-(those that do not have scale 0 there), else for one after another. Half of the groups that any of 4
-tokens keeps are kept by one alone.
+after all high ones, for the groups that keep them: for all tokens of a tile at once where most
+of them do, else for one after another. Half of the groups that any of 4 tokens keeps are kept by
+one alone.
 
 Every number of tokens adds up in the same order, so a token's result does not depend on the batch
 it is in, to the last bit.
@@ -28,7 +28,7 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from .activation import GROUP, KEPT_BITS
+from .activation import GROUP, KEPT_BITS, OFFSET, SCALE, START, STEP_SUM, Starts
 from .byte_dots import ByteDot
 from .control import clear, either
 from .dot_words import word_dots
@@ -46,7 +46,14 @@ from .vectors import (
     splat,
     to_float,
 )
-from .weight_groups import PackedGroup, PlanesGroup, UnpackedBlock, UnpackedGroup, WeightGroup
+from .weight_groups import (
+    PackedGroup,
+    PlanesGroup,
+    StoredGroup,
+    UnpackedBlock,
+    UnpackedGroup,
+    WeightGroup,
+)
 from .weight_vectors import prefetch
 
 _SUPPORTED_GROUPS = (16, 32)
@@ -56,40 +63,64 @@ _SUPPORTED_GROUPS = (16, 32)
 class Int8Activations:
     """The buffers of `activation.activation_buffers`."""
 
-    xq: Any
-    scales: Any
-    sums: Any
-    steps: Any
+    groups: Any
+    halves: Any
     kept: Any = None
     """Flags of the groups with a low term; None: there is one term alone."""
+    starts: Starts | None = None
+    """What `groups` has as starts; None: nothing."""
 
     @property
     def num_groups(self) -> int:
         """Groups of 32."""
-        return int(self.sums.shape[1]) // 3
+        return int(self.groups.shape[0]) // (1 if self.kept is None else 2)
 
-    def words_at(self, group_size: int, group: Any, term: int) -> Any:
-        """Where the words of a group's term begin in a token's xq."""
-        return group * (group_size // 4) + term * self.num_groups * (GROUP // 4)
+    @property
+    def num_pairs(self) -> int:
+        """Of words, that products are made of."""
+        return self.starts.num_pairs if self.starts is not None else 0
+
+    def words(
+        self, group_size: int, token: Any, group: Any, term: int, first: int, count: int = 1
+    ) -> Any:
+        """`count` words of a group from the `first` on."""
+        start: Any = first
+        if group_size < GROUP:
+            start = group % 2 * (group_size // 4) + first
+        return self.groups[self._record(group_size, group, term), token, ramp(start, count)]
 
     def scale(self, group_size: int, token: Any, group: Any, term: int) -> Any:
-        group = group if group_size == GROUP else group // 2
-        return self.scales[token, group + term * self.num_groups]
+        word = self.groups[self._record(group_size, group, term), token, SCALE]
+        return T.reinterpret("float32", word)
 
     def sum(self, group_size: int, token: Any, group: Any, term: int) -> Any:
         """Σ of a term times its scale."""
-        if term:
-            step_sum = self.step_sum(group_size, token, group, term)
-            return T.Cast("float32", step_sum) * self.scale(group_size, token, group, term)
-        return self.sums[token, self._sums_at(group_size, group, 0)]
+        return T.reinterpret("float32", self._sum(group_size, token, group, term, OFFSET))
 
-    def step_sum(self, group_size: int, token: Any, group: Any, term: int, count: int = 1) -> Any:
-        """Σ of a term, of `count` groups of a token."""
-        return self.steps[token, ramp(self._sums_at(group_size, group, term), count)]
+    def step_sum(self, group_size: int, token: Any, group: Any, term: int) -> Any:
+        """Σ of a term."""
+        return self._sum(group_size, token, group, term, STEP_SUM)
 
-    def _sums_at(self, group_size: int, group: Any, term: int) -> Any:
-        skipped = (0 if group_size == GROUP else 1) + 3 * term
-        return group + skipped * self.num_groups
+    def minus_zero(
+        self, zero_point: int, group_size: int, token: Any, group: Any, term: int
+    ) -> Any:
+        """-zero_point · Σ of a term."""
+        is_known = self.starts is not None and self.starts.zero_point == zero_point
+        if is_known and group_size == GROUP:
+            return self.groups[self._record(GROUP, group, term), token, OFFSET]
+        return self.step_sum(group_size, token, group, term) * T.int32(-zero_point)
+
+    def paired_start(self, token: Any, group: Any, term: int) -> Any:
+        """What the sums of a group of 32 begin with, where words are multiplied in pairs."""
+        return self.groups[self._record(GROUP, group, term), token, START]
+
+    def _record(self, group_size: int, group: Any, term: int) -> Any:
+        return (group if group_size == GROUP else group // 2) + term * self.num_groups
+
+    def _sum(self, group_size: int, token: Any, group: Any, term: int, kind: int) -> Any:
+        if group_size == GROUP:
+            return self.groups[self._record(group_size, group, term), token, kind]
+        return self.halves[group + term * 2 * self.num_groups, token, kind - STEP_SUM]
 
 
 def supports(weight: PackedWeight) -> bool:
@@ -131,11 +162,10 @@ def dot_upper(
     starts: Any,
 ) -> list[list[Any]]:
     """As `dot_int8`, of the upper plane of a weight and the high term of x alone; the lower 4 bits
-    of a q count as 7.5. `starts`: [m, groups] int32, what `upper_start` gives for the sums of
-    groups.
+    of a q count as 7.5. `starts`: [groups, m, 2] int32, first what `upper_start` gives.
     """
     tile = _Tile(weight.upper, len(blocks), x, first, tokens, unit)
-    tile.start_at = lambda i, group: starts[tile.tokens[i], group]
+    tile.start_at = lambda i, group: starts[group, tile.tokens[i], 0]
     _emit_groups(tile, blocks, ahead)
     return [[value * constant(16.0) for value in values] for values in tile.sums()]
 
@@ -200,7 +230,7 @@ def _planes_groups(
 
 def _emit_groups(
     tile: "_Tile", blocks: Sequence[tuple[Any, Any]], ahead: Ahead
-) -> Callable[[Any], list[WeightGroup]]:
+) -> Callable[[Any], list[PackedGroup]]:
     """Emit all groups of some blocks; the groups of a number."""
     weight, unit = tile.weight, tile.unit
     bases = [opaque(block * weight.block_bytes) for _, block in blocks]
@@ -222,7 +252,16 @@ def _emit_groups(
             ]
             tile.emit_group(groups, pair * 2 + half)
 
-    def groups_at(group: Any) -> list[WeightGroup]:
+    return _packed_groups(weight, blocks, unit)
+
+
+def _packed_groups(
+    weight: PackedWeight, blocks: Sequence[tuple[Any, Any]], unit: ByteDot
+) -> Callable[[Any], list[PackedGroup]]:
+    """The groups of the blocks, by number."""
+    bases = [opaque(block * weight.block_bytes) for _, block in blocks]
+
+    def groups_at(group: Any) -> list[PackedGroup]:
         start = group // 2 * weight.pair_bytes
         return [
             PackedGroup(weight, unit, packed, B.Bind(base + start), B.Bind(group % 2))
@@ -236,7 +275,6 @@ def dot_unpacked(block: UnpackedBlock, x: Int8Activations, first: Any, tokens: i
     """The same of one block that is unpacked already: a vector of rows per token."""
     weight = block.weight
     tile = _Tile(weight, 1, x, first, tokens, block.unit)
-    tile.find_starts()
     with B.serial(T.int64(2 * weight.num_pairs)) as group:
         tile.emit_group([UnpackedGroup(block, group)], group)
     tile.emit_low_terms(lambda group: [UnpackedGroup(block, group)])
@@ -248,7 +286,22 @@ def is_of_words(weight: PackedWeight, unit: ByteDot) -> bool:
     return weight.largest_q > unit.largest_q and unit.multiply_words is not None
 
 
-def _for_bits(bits: Any, emit: Callable[[Any], None]) -> None:
+def zero_of_sums(weight: PackedWeight, unit: ByteDot) -> int:
+    """The zero point of the bytes of q as they come from the groups."""
+    is_less = weight.largest_q > unit.largest_q and not is_of_words(weight, unit)
+    return (weight.format.zero_point or 0) - (128 if is_less else 0)
+
+
+def block_groups(
+    weight: PackedWeight, blocks: Sequence[tuple[Any, Any]], unit: ByteDot
+) -> Callable[[Any], Sequence[StoredGroup]]:
+    """The groups of the blocks, by number."""
+    if weight.planes:
+        return _planes_groups(weight, blocks, unit)
+    return _packed_groups(weight, blocks, unit)
+
+
+def for_bits(bits: Any, emit: Callable[[Any], None]) -> None:
     """`emit(number)` for the bits of an int64 that are set, lowest first."""
     left = B.alloc_buffer((1,), "int64", annotations=ON_THE_STACK)
     B.buffer_store(left, bits, [0])
@@ -288,25 +341,6 @@ class _Tile:
         """Where they are known: what the sums of a token (by its place in the tile) and a group of
         the high term begin with."""
 
-    def find_starts(self) -> None:
-        """Emit the multiplication of all sums that zero points multiply, ahead of all groups: a
-        vector of groups at a time, where each group by itself costs a twentieth of the
-        instructions."""
-        factor = self._zero_factor
-        if not factor:
-            return
-        count = 2 * self.weight.num_pairs
-        starts = B.alloc_buffer((len(self.tokens) * count,), "int32", annotations=ON_THE_STACK)
-        width = min(8, count)
-        for i, token in enumerate(self.tokens):
-            with B.serial(T.int64(-(-count // width))) as step:
-                # The last step does some of the one before again.
-                group = B.Bind(T.min(step * width, T.int64(count - width)))
-                steps = self.x.step_sum(self.weight.group, token, group, 0, width)
-                value = steps * splat(T.int32(factor), width)
-                B.buffer_store(starts, value, [ramp(i * count + group, width)])
-        self.start_at = lambda i, group: starts[i * count + group]
-
     def sums(self) -> list[list[Any]]:
         count = len(self.tokens)
         vectors = [self.acc[ramp(i * LANES)] for i in range(self.num_blocks * count)]
@@ -345,21 +379,26 @@ class _Tile:
         for j, at in enumerate(self._places()):
             B.buffer_store(sums, self.acc[ramp(j * LANES)], at)
 
-        def emit_part(first: Any, count: int, number: Any) -> None:
+        def emit_part(first: Any, count: int, number: Any, tokens: Any = None) -> None:
+            """Of all `count` tokens, or those with bits in `tokens`: others have no low term."""
             token = self.tokens[0] + first
             part = _Tile(self.weight, self.num_blocks, self.x, token, count, self.unit)
             for j, at in enumerate(part._places(first)):
                 B.buffer_store(part.acc, sums[*at], [ramp(j * LANES)])
             part.emit_group(groups_at(number), number, term=1)
             for j, at in enumerate(part._places(first)):
-                B.buffer_store(sums, part.acc[ramp(j * LANES)], at)
+                value = part.acc[ramp(j * LANES)]
+                if tokens is not None:
+                    bit = T.bitwise_and(T.shift_right(tokens, T.int64(j % count)), T.int64(1))
+                    value = T.Select(splat(bit != 0), value, sums[*at])
+                B.buffer_store(sums, value, at)
 
         def emit(tokens: Any, number: Any) -> None:
             with either(T.popcount(tokens) * 3 > 2 * count) as (most, few):
                 with most:
-                    emit_part(T.int64(0), count, number)
+                    emit_part(T.int64(0), count, number, tokens)
                 with few:
-                    _for_bits(tokens, lambda i: emit_part(i, 1, number))
+                    for_bits(tokens, lambda i: emit_part(i, 1, number))
 
         self._for_kept(emit)
         for j, at in enumerate(self._places()):
@@ -383,7 +422,7 @@ class _Tile:
                 for half in range(per_flag):
                     emit(tokens, opaque(group + half))
 
-            _for_bits(functools.reduce(T.bitwise_or, flags), emit_flag)
+            for_bits(functools.reduce(T.bitwise_or, flags), emit_flag)
 
     def _places(self, first: Any = 0) -> list[tuple[Any, Any]]:
         """(token, rows) of the vectors of sums, for tokens from `first` on."""
@@ -393,82 +432,76 @@ class _Tile:
     def _dots(self, groups: Sequence[WeightGroup], group: Any, term: int) -> list[list[Any]]:
         """Σ (q - zero)·x of a group and a term, int32, by token and register of all blocks'
         rows."""
-        x, unit = self.x, self.unit
-        x_start = x.words_at(self.weight.group, group, term)
+        unit = self.unit
+
+        def x_words(token: Any, first: int, count: int = 1) -> Any:
+            return self.x.words(self.weight.group, token, group, term, first, count)
+
         starts = [self._minus_zero(i, group, term) for i in range(len(self.tokens))]
         if is_of_words(self.weight, unit):
             if self.weight.planes:
-                return self._plane_dots(groups, x_start, starts)
-            return self._word_dots(groups, x_start, starts)
-        return self._byte_dots([group.words() for group in groups], x_start, starts)
+                return self._plane_dots(groups, x_words, starts)
+            return self._word_dots(groups, x_words, starts)
+        return self._byte_dots([group.words() for group in groups], x_words, starts)
 
     def _byte_dots(
-        self, words: Sequence[Iterator[tuple[int, list[Any]]]], x_start: Any, starts: list[Any]
+        self, words: Sequence[Iterator[tuple[int, list[Any]]]], x_words: Any, starts: list[Any]
     ) -> list[list[Any]]:
         """`starts` and Σ q·x of the blocks' words."""
         count = len(words) * len(self.rows)
-        sums = self._multiply_add([[start] * count for start in starts], words, x_start)
+        sums = self._multiply_add([[start] * count for start in starts], words, x_words)
         return [
             [B.Bind(self.unit.total(each, start)) for each in of_token]
             for of_token, start in zip(sums, starts, strict=True)
         ]
 
     def _plane_dots(
-        self, groups: Sequence[Any], x_start: Any, starts: list[Any]
+        self, groups: Sequence[Any], x_words: Any, starts: list[Any]
     ) -> list[list[Any]]:
         """The same of two planes, each by itself."""
         zeros = [splat(T.int32(0), self.unit.lanes) for _ in starts]
-        upper = self._byte_dots([group.upper.words() for group in groups], x_start, zeros)
-        lower = self._byte_dots([group.lower_words() for group in groups], x_start, starts)
+        upper = self._byte_dots([group.upper.words() for group in groups], x_words, zeros)
+        lower = self._byte_dots([group.lower_words() for group in groups], x_words, starts)
         four = splat(T.int32(4), self.unit.lanes)
         return [
             [B.Bind(T.shift_left(u, four) + v) for u, v in zip(*of_token, strict=True)]
             for of_token in zip(upper, lower, strict=True)
         ]
 
-    def _word_dots(self, groups: Sequence[Any], x_start: Any, starts: list[Any]) -> list[list[Any]]:
+    def _word_dots(self, groups: Sequence[Any], x_words: Any, starts: list[Any]) -> list[list[Any]]:
         """The same by products of 16-bit words."""
-        words = ramp(x_start, self.weight.words)
-        x_words = [self.x.xq[token, words] for token in self.tokens]
+        x = [x_words(token, 0, self.weight.words) for token in self.tokens]
         parts = [
-            word_dots(self.unit, self.weight, of.packed, of.q_start, x_words, starts)
-            for of in groups
+            word_dots(self.unit, self.weight, of.packed, of.q_start, x, starts) for of in groups
         ]
         return [list(itertools.chain(*of_blocks)) for of_blocks in zip(*parts, strict=True)]
 
-    @property
-    def _zero_factor(self) -> int:
-        """How often Σ xq the sums of q·xq lack, with bytes of q as they come from the groups."""
-        weight, unit = self.weight, self.unit
-        is_less = weight.largest_q > unit.largest_q and not is_of_words(weight, unit)
-        return (128 if is_less else 0) - (weight.format.zero_point or 0)
-
     def _minus_zero(self, i: int, group: Any, term: int) -> Any:
         """What the sums of q·x of token number i of the tile lack, in every lane."""
-        lanes = self.unit.lanes
+        lanes, x, token = self.unit.lanes, self.x, self.tokens[i]
         if self.start_at is not None and term == 0:
             return B.Bind(splat(self.start_at(i, group), lanes))
-        factor = self._zero_factor
-        if not factor:
+        zero_point = zero_of_sums(self.weight, self.unit)
+        if not zero_point:
             return splat(T.int32(0), lanes)
-        step_sum = self.x.step_sum(self.weight.group, self.tokens[i], group, term)
-        return B.Bind(splat(step_sum * T.int32(factor), lanes))
+        value = x.minus_zero(zero_point, self.weight.group, token, group, term)
+        return B.Bind(splat(value, lanes))
 
     def _multiply_add(
         self,
         starts: list[list[Any]],
         words: Sequence[Iterator[tuple[int, list[Any]]]],
-        x_start: Any,
+        x_words: Any,
     ) -> list[list[Any]]:
         """The sums of the unit that begin with `starts`, int32, and the products of a group's q and
-        the words of x from `x_start`: by token and register."""
+        x, `x_words(token, number)`: by token and register."""
         unit = self.unit
         sums = [list(map(unit.before, of_token)) for of_token in starts]
         for of_blocks in zip(*words, strict=True):
             k = of_blocks[0][0]
             registers = list(itertools.chain(*(of_block for _, of_block in of_blocks)))
             for i, token in enumerate(self.tokens):
-                word = splat(self.x.xq[token, x_start + k], unit.lanes)
+                word = splat(x_words(token, k), unit.lanes)
                 word = B.Bind(T.reinterpret(dtype_of("int8", 4 * unit.lanes), word))
                 for r, q in enumerate(registers):
                     new = unit.multiply_add(sums[i][r], q, word)

@@ -33,6 +33,11 @@ class CpuIsa:
         vectors = self.num_registers * self.lanes // LANES
         return min(8, vectors // (2 * terms) if terms else vectors - 2)
 
+    num_word_pairs: int = 0
+    """Of the 4 pairs of words of a group of 4-bit weights, how many are multiplied as products of
+    sums, where many tokens are (see `dot_many`): best where multiplications and additions keep all
+    pipes busy."""
+
     @property
     def pair_tile(self) -> int:
         """Tokens of a tile of two blocks of rows, for terms of int8; 0: none.
@@ -40,7 +45,17 @@ class CpuIsa:
         Each word of x that it loads is multiplied twice: where a register holds 16 rows, loads are
         as scarce as multiplications. There is no register for a fifth token.
         """
-        return 4 if self.lanes == LANES else 0
+        return 4 if self.lanes == LANES and not self.many_tokens else 0
+
+    @property
+    def many_tokens(self) -> int:
+        """Tokens from which on weights stay in registers and tokens pass by (see `dot_many`), for
+        terms of int8; 0: never.
+
+        It takes registers for two blocks of rows of a group, beside what an instruction that
+        multiplies and adds needs.
+        """
+        return 16 if self.byte_dot == "avx512vnni" else 0
 
     @property
     def unpack_tokens(self) -> int:
@@ -67,7 +82,9 @@ def isa_of(target: Target) -> CpuIsa:
     def isa(name: str, lanes: int, num_registers: int, *byte_dots: str) -> CpuIsa:
         byte_dot = next((name for name in byte_dots if name in features), None)
         has_bf16_dot = name == "avx512" and "avx512bf16" in features
-        return CpuIsa(name, lanes, num_registers, byte_dot, has_bf16_dot)
+        # Four pipes add, two multiply; of others nobody has measured it.
+        num_word_pairs = 3 if target.attrs.get("mcpu") == "znver5" else 0
+        return CpuIsa(name, lanes, num_registers, byte_dot, has_bf16_dot, num_word_pairs)
 
     if {"avx512f", "avx512vl"} <= features:
         return isa("avx512", 16, 32, "avx512vnni", "avx512bw")

@@ -32,12 +32,13 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script import builder as B
 
-from . import dot_int8, linear
+from . import dot_int8, dot_many, linear
 from .activation import GROUP
 from .byte_dots import BYTE_DOTS
 from .control import for_rows, parallel
 from .isa import CpuIsa
 from .kernel import Kernel, body, kernel, kernel_factory
+from .linear_layer import unless_many
 from .packing import PackedWeight
 from .sampling_rows import highest_lane
 from .tile_prefetch import Ahead, tile_ahead
@@ -63,16 +64,16 @@ _VARIANCE = _DEVIATIONS**2 * (16**2 - 1) / 12 * _ROUNDING
 
 
 @kernel_factory
-def prepare(head: PackedWeight, terms: int) -> tirx.PrimFunc:
+def prepare(head: PackedWeight, isa: CpuIsa, terms: int) -> tirx.PrimFunc:
     """(x [m, K], x as in `linear.linears`) → [m, groups] float32: (5 d)² of a weight with scales of
-    1, as above; and [m, groups] int32 of `dot_int8.upper_start`.
+    1, as above; and what the sums of the upper plane begin with (`starts_shape`).
     """
     k, num_groups = head.k, head.num_groups
-    with kernel(f"prepare_{head.key}_{terms}") as (func, ib):
+    with kernel(f"prepare_{head.key}_{isa.name}_{terms}") as (func, ib):
         x = func.buffer("x", ("num_tokens", k), "float32")
-        rounded = linear.declare_x(func, [head], terms)
+        rounded = linear.declare_x(func, [head], terms, isa)
         norms = func.buffer("norms", ("num_tokens", num_groups), "float32")
-        starts = func.buffer("starts", ("num_tokens", num_groups), "int32")
+        starts = func.buffer("starts", starts_shape(head, "num_tokens"), "int32")
 
         def emit_group(row: Any, group: Any, count: int) -> None:
             squares = local_array(LANES)
@@ -89,7 +90,10 @@ def prepare(head: PackedWeight, terms: int) -> tirx.PrimFunc:
             total = reduce_sum(squares[ramp(0)]) * T.float32(_VARIANCE)
             B.buffer_store(norms, total, [row, group])
             step_sum = rounded.step_sum(GROUP, row, group, 0)
-            B.buffer_store(starts, dot_int8.upper_start(head, step_sum), [row, group])
+            start = B.Bind(dot_int8.upper_start(head, step_sum))
+            B.buffer_store(starts, start, [group, row, 0])
+            paired = start + rounded.paired_start(row, group, 0) if rounded.num_pairs else start
+            B.buffer_store(starts, paired, [group, row, 1])
 
         def emit(row: Any) -> None:
             whole, rest = divmod(k, GROUP)
@@ -108,7 +112,7 @@ class _Arguments:
 
     def __init__(self, func: Kernel, head: PackedWeight, isa: CpuIsa, terms: int) -> None:
         self.head, self.unit = head, BYTE_DOTS[isa.byte_dot or ""]
-        self.x = linear.declare_x(func, [head], terms)
+        self.x = linear.declare_x(func, [head], terms, isa)
         self.packed = func.buffer("packed", (head.num_bytes,), "uint8")
         self.num_ids = func.buffer("num_ids", (1,), "int32")
         self.source = linear.llvm_source(self.x, isa)
@@ -126,6 +130,12 @@ class _Arguments:
         return B.Bind(T.Select(is_id, values, constant(-math.inf)))
 
 
+def starts_shape(head: PackedWeight, m: Any) -> tuple[Any, ...]:
+    """Of what the sums of groups begin with, for m rows, int32: of single products
+    (`dot_int8.upper_start`), and of those that `x.starts` says."""
+    return (head.num_groups, m, 2)
+
+
 def highest_shape(head: PackedWeight, m: Any) -> tuple[Any, int]:
     """Of the highest logit of each block, for m rows; blocks come in whole vectors of 16."""
     return (m, head.num_block_vectors * LANES)
@@ -140,11 +150,17 @@ def upper_logits(head: PackedWeight, isa: CpuIsa, terms: int) -> tirx.PrimFunc:
     with kernel(f"upper_logits_{head.key}_{isa.name}_{terms}") as (func, ib):
         arguments = _Arguments(func, head, isa, terms)
         packed, x = arguments.packed, arguments.x
-        starts = func.buffer("starts", ("num_tokens", head.num_groups), "int32")
+        starts = func.buffer("starts", starts_shape(head, "num_tokens"), "int32")
         y = func.buffer("y", ("num_tokens", head.n), "float32")
         highest = func.buffer("highest", highest_shape(head, "num_tokens"), "float32")
 
         def emit(_: int, block: Any, count: Any, start: Any, stop: Any) -> None:
+            def store(number: Any, first: Any, values: list[Any]) -> None:
+                linear.store_rows(y, number, first, values, None)
+                for i, value in enumerate(values):
+                    value = highest_lane(arguments.among_ids(number, value))
+                    B.buffer_store(highest, value, [first + i, number])
+
             def dot(blocks: list[Any], first: Any, tokens: int) -> None:
                 is_pair = len(blocks) > 1
                 ahead = tile_ahead(schedule, first, tokens, start, stop, is_pair=is_pair)
@@ -153,23 +169,33 @@ def upper_logits(head: PackedWeight, isa: CpuIsa, terms: int) -> tirx.PrimFunc:
                     head, pairs, x, first, tokens, arguments.unit, ahead, starts
                 )
                 for number, values in zip(blocks, results, strict=True):
-                    bound = [B.Bind(value) for value in values]
-                    linear.store_rows(y, number, first, bound, None)
-                    for i, value in enumerate(bound):
-                        value = highest_lane(arguments.among_ids(number, value))
-                        B.buffer_store(highest, value, [first + i, number])
+                    store(number, first, [B.Bind(value) for value in values])
 
             def emit_pair(first: Any, tokens: int) -> None:
                 dot([block, opaque(block + count - 1)], first, tokens)
 
             def emit_tile(first: Any, tokens: int) -> None:
-                if not schedule.pair_tokens:
+                if not schedule.least_paired:
                     dot([block], first, tokens)
                     return
                 with B.serial(count) as j:
                     dot([opaque(block + j)], first, tokens)
 
-            linear.for_pairs_and_tiles(start, stop, schedule, emit_pair, emit_tile)
+            def emit_many(first: Any, tokens: Any) -> None:
+                both = [block, opaque(block + count - 1)]
+
+                def store_both(token: Any, values: list[Any]) -> None:
+                    for number, value in zip(both, values, strict=True):
+                        store(number, token, [value])
+
+                blocks = [(packed, number) for number in both]
+                distance = schedule.prefetch_many
+                dot_many.dot_upper_many(
+                    head, blocks, x, first, tokens, arguments.unit, distance, store_both, starts
+                )
+
+            with unless_many(schedule.many_tokens, start, stop, emit_many):
+                linear.for_pairs_and_tiles(start, stop, schedule, emit_pair, emit_tile)
             _fill_last_vector(head, highest, block + count, start, stop)
 
         with body(arguments.source):

@@ -7,6 +7,7 @@ blocks (`LinearSchedule.pair_tokens`), neighbours make one unit.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -19,8 +20,8 @@ from .byte_dots import BYTE_DOTS
 from .control import either, for_tiles, parallel
 from .isa import CpuIsa
 from .kernel import Kernel, body, kernel, kernel_factory
-from .linear_inputs import activation_specs, are_bfloat16
-from .linear_layer import Layer, unless_unpacked
+from .linear_inputs import activation_specs, activation_starts, are_bfloat16
+from .linear_layer import Layer, dot_blocks_many, many_tokens, unless_many, unless_unpacked
 from .linear_schedule import LinearSchedule, default_schedule
 from .packing import PackedWeight
 from .vectors import LANES, constant, exp2, local_array, opaque, ramp
@@ -77,6 +78,7 @@ def schedule_for(weights: Sequence[PackedWeight], isa: CpuIsa, terms: int) -> Li
         terms,
         is_quantized=is_quantized,
         has_pairs=has_pairs,
+        has_many=all(map(dot_int8.supports, weights)),
         # Of two planes each is a stream of its own, the upper one a little larger.
         block_bytes=max((w.upper if w.planes else w).block_bytes for w in weights),
     )
@@ -100,7 +102,7 @@ def _linears(
         raise ValueError("a residual is for a single weight")
     name = _name("linears", weights, biases, isa, terms, residual, schedule)
     with kernel(name) as (func, ib):
-        x = declare_x(func, weights, terms)
+        x = declare_x(func, weights, terms, isa)
         layers = [
             Layer(func, weight, has_bias, str(i), isa, schedule)
             for i, (weight, has_bias) in enumerate(zip(weights, biases, strict=True))
@@ -128,7 +130,7 @@ def _linears(
                     store(number, first, values)
 
             def emit_tile(first: Any, tokens: int) -> None:
-                if not schedule.pair_tokens:
+                if not schedule.least_paired:
                     store(block, first, layer.dot(block, x, first, tokens, batch))
                     return
                 with B.serial(count) as j:
@@ -138,8 +140,19 @@ def _linears(
             def emit_unpacked(first: Any, tokens: int, unpacked: list[UnpackedBlock]) -> None:
                 store(block, first, dot_int8.dot_unpacked(unpacked[0], x, first, tokens))
 
+            def emit_many(first: Any, tokens: Any) -> None:
+                both = [block, opaque(block + count - 1)]
+
+                def store_both(token: Any, values: list[Any]) -> None:
+                    for number, value in zip(both, values, strict=True):
+                        store(number, token, [value])
+
+                blocks = [(layer, number) for number in both]
+                dot_blocks_many(blocks, x, first, tokens, store_both)
+
             with unless_unpacked([layer], block, x, start, stop, emit_unpacked):
-                for_pairs_and_tiles(start, stop, schedule, emit_pair, emit_tile)
+                with unless_many(many_tokens([layer], x), start, stop, emit_many):
+                    for_pairs_and_tiles(start, stop, schedule, emit_pair, emit_tile)
 
         with body(llvm_source(x, isa)):
             for_blocks(func.size(m), weights, terms, schedule, emit, have_neighbours=True)
@@ -158,7 +171,7 @@ def _gated_mlp(
 ) -> tirx.PrimFunc:
     name = _name("gated_mlp", (gate, up), biases, isa, terms, activation, schedule)
     with kernel(name) as (func, ib):
-        x = declare_x(func, (gate, up), terms)
+        x = declare_x(func, (gate, up), terms, isa)
         layers = [
             Layer(func, weight, has_bias, suffix, isa, schedule)
             for weight, has_bias, suffix in zip((gate, up), biases, ("_gate", "_up"), strict=True)
@@ -187,8 +200,16 @@ def _gated_mlp(
             def emit_unpacked(first: Any, tokens: int, unpacked: list[UnpackedBlock]) -> None:
                 store(first, [dot_int8.dot_unpacked(each, x, first, tokens) for each in unpacked])
 
+            def emit_many(first: Any, tokens: Any) -> None:
+                def store_gated(token: Any, values: list[Any]) -> None:
+                    store(token, [[value] for value in values])
+
+                blocks = [(layer, block) for layer in layers]
+                dot_blocks_many(blocks, x, first, tokens, store_gated)
+
             with unless_unpacked(layers, block, x, start, stop, emit_unpacked):
-                for_pairs_and_tiles(start, stop, schedule, emit_pair, emit_tile)
+                with unless_many(many_tokens(layers, x), start, stop, emit_many):
+                    for_pairs_and_tiles(start, stop, schedule, emit_pair, emit_tile)
 
         with body(llvm_source(x, isa)):
             for_blocks(func.size("num_tokens"), (gate,), terms, schedule, emit)
@@ -202,16 +223,18 @@ def _name(kind: str, weights: tuple[PackedWeight, ...], *rest: Any) -> str:
     return f"{kind}_{weights[0].layout_key}_{sizes}x{weights[0].k}_{digest}"
 
 
-def declare_x(func: Kernel, weights: Sequence[PackedWeight], terms: int) -> Any:
+def declare_x(func: Kernel, weights: Sequence[PackedWeight], terms: int, isa: CpuIsa) -> Any:
     """The arguments of a kernel that are x, as the dot products take them."""
     specs = activation_specs(weights, "num_tokens", terms)
-    names = ("x",) if len(specs) == 1 else ("xq", "scales", "sums", "steps", "kept")[: len(specs)]
+    names = ("x",) if len(specs) == 1 else ("groups", "halves", "kept")[: len(specs)]
     buffers = [func.buffer(name, *spec) for name, spec in zip(names, specs, strict=True)]
     if not terms:
         return buffers[0]
     if are_bfloat16(weights):
         return dot_bf16.Bf16Activations(buffers[0], terms)
-    return dot_int8.Int8Activations(*buffers)
+    groups, halves, *kept = buffers
+    starts = activation_starts(weights, isa)
+    return dot_int8.Int8Activations(groups, halves, kept[0] if kept else None, starts)
 
 
 def llvm_source(x: Any, isa: CpuIsa) -> str:
@@ -234,8 +257,8 @@ def for_blocks(
 ) -> None:
     """`emit(weight number, first block, number of blocks, first token, last token + 1)` for every
     unit, in parallel. With `have_neighbours` units of large batches have two blocks."""
-    (_, words), _ = activation_specs(weights, 1, _terms_at_once(weights, terms))[0]
-    token_bytes = 4 * words
+    shape, _ = activation_specs(weights, 1, _terms_at_once(weights, terms))[0]
+    token_bytes = 4 * math.prod(shape)
     tile = schedule.pair_tokens or schedule.tile_tokens
     chunk = max(1, schedule.chunk_bytes // (token_bytes * tile)) * tile
     # Chunks of about one size: threads take equal shares of the units.
@@ -243,7 +266,7 @@ def for_blocks(
     per_chunk = (num_tokens + num_chunks - 1) // num_chunks
     size = B.Bind((per_chunk + (tile - 1)) // tile * tile)
     step: Any = T.int64(1)
-    if have_neighbours and schedule.pair_tokens:
+    if have_neighbours and schedule.least_paired:
         has_pairs = num_tokens >= schedule.least_paired
         step = opaque(T.if_then_else(has_pairs, T.int64(2), T.int64(1)))
     num_units = [B.Bind((weight.num_blocks + (step - 1)) // step) for weight in weights]

@@ -7,8 +7,9 @@ from tvm import tirx
 
 from ...artifact.tensor_format import TensorFormat
 from . import dot_int8
-from .activation import GROUP, activation_buffers, quantize_activations
+from .activation import GROUP, Starts, activation_buffers, quantize_activations
 from .activation_bf16 import bf16_activation_buffer, bf16_activations
+from .byte_dots import BYTE_DOTS
 from .isa import CpuIsa
 from .packing import PackedWeight, can_have_planes
 
@@ -43,8 +44,20 @@ def has_planes(fmt: TensorFormat, isa: CpuIsa, activations: Activations) -> bool
     return can_have_planes(fmt) and isa.byte_dot is not None and activations in ("int8", "mixed")
 
 
+def activation_starts(weights: Sequence[PackedWeight], isa: CpuIsa) -> Starts | None:
+    """What the sums of these weights begin with; None where they differ in it."""
+    unit = BYTE_DOTS[isa.byte_dot or ""]
+    zeros = {dot_int8.zero_of_sums(weight, unit) for weight in weights}
+    if len(zeros) > 1 or any(weight.group != GROUP for weight in weights):
+        return None
+    if isa.num_word_pairs and all(weight.planes for weight in weights):
+        return Starts(0, isa.num_word_pairs)  # the upper planes have a zero point of their own
+    can_pair = all(weight.is_nibbles for weight in weights)
+    return Starts(zeros.pop(), isa.num_word_pairs if can_pair else 0)
+
+
 def activation_terms(
-    weights: Sequence[PackedWeight], terms: int, activations: Activations, role: str
+    weights: Sequence[PackedWeight], terms: int, activations: Activations, role: str, isa: CpuIsa
 ) -> tirx.PrimFunc:
     """x [m, K] float32 → the buffers of `activation_specs`: x in the terms (at least one) that a
     call over these weights takes, in a layer of that role."""
@@ -53,12 +66,12 @@ def activation_terms(
         return bf16_activations(k, terms)
     has_halves = any(weight.group < GROUP for weight in weights)
     threshold = THRESHOLDS[activations][role] if terms == 2 else 0.0
-    return quantize_activations(k, terms, threshold, has_halves)
+    return quantize_activations(k, terms, threshold, has_halves, activation_starts(weights, isa))
 
 
 def activation_specs(
     weights: Sequence[PackedWeight], m: Any, terms: int
-) -> list[tuple[tuple[Any, int], str]]:
+) -> list[tuple[tuple[Any, ...], str]]:
     """Shapes and dtypes of what a call over these weights takes for x, for m tokens (a number or
     symbolic)."""
     k = weights[0].k

@@ -11,6 +11,7 @@ from . import dot_bf16, dot_int8
 from .byte_dots import BYTE_DOTS, ByteDot
 from .control import either, for_tiles
 from .dot_float import dot_float
+from .dot_many import dot_many, for_chunks
 from .isa import CpuIsa
 from .kernel import Kernel
 from .linear_schedule import LinearSchedule
@@ -45,7 +46,7 @@ class Layer:
         if isinstance(x, dot_int8.Int8Activations):
             ahead = tile_ahead(self.schedule, first, tokens, *batch, is_pair=False)
             blocks = [(self.packed, block)]
-            return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self._unit, ahead)[0]
+            return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self.unit, ahead)[0]
         num_bytes = self.schedule.prefetch_bytes(tokens)
         if isinstance(x, dot_bf16.Bf16Activations):
             return dot_bf16.dot_bf16(self.weight, self.packed, block, x, first, tokens, num_bytes)
@@ -73,21 +74,21 @@ class Layer:
             ]
         blocks = [(self.packed, block), (other.packed, other_block)]
         ahead = tile_ahead(self.schedule, first, tokens, *batch, is_pair=True)
-        return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self._unit, ahead)
+        return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self.unit, ahead)
 
     def unpack(self, block: Any) -> UnpackedBlock:
         """The block unpacked, for `dot_int8.dot_unpacked`."""
-        unpacked = UnpackedBlock(self.weight, self._unit)
+        unpacked = UnpackedBlock(self.weight, self.unit)
         unpacked.load(self.packed, block)
         return unpacked
 
     @property
     def can_unpack(self) -> bool:
         is_integer = dot_int8.supports(self.weight) and self.isa.byte_dot is not None
-        return is_integer and not dot_int8.is_of_words(self.weight, self._unit)
+        return is_integer and not dot_int8.is_of_words(self.weight, self.unit)
 
     @property
-    def _unit(self) -> ByteDot:
+    def unit(self) -> ByteDot:
         return BYTE_DOTS[self.isa.byte_dot or ""]
 
     def bias_vector(self, block: Any) -> Any:
@@ -102,6 +103,45 @@ class Layer:
         with B.serial(T.min(T.int64(LANES), n - block * LANES)) as lane:
             B.buffer_store(vector, bias[block * LANES + lane], [lane])
         return B.Bind(vector[ramp(0)])
+
+
+def many_tokens(layers: Sequence[Layer], x: Any) -> int:
+    """Tokens from which on `dot_many` takes blocks of these layers together; 0: never."""
+    first = layers[0]
+    is_fit = isinstance(x, dot_int8.Int8Activations) and dot_int8.supports(first.weight)
+    is_fit = is_fit and first.unit.lanes == LANES and first.unit.widen is None
+    are_alike = all(layer.weight == first.weight for layer in layers)
+    return first.schedule.many_tokens if is_fit and are_alike else 0
+
+
+def dot_blocks_many(
+    blocks: Sequence[tuple[Layer, Any]],
+    x: Any,
+    first: Any,
+    count: Any,
+    store: Callable[[Any, list[Any]], None],
+) -> None:
+    """`dot_many` of blocks of layers with weights of one form."""
+    layer, _ = blocks[0]
+    numbers = [(each.packed, number) for each, number in blocks]
+    distance = layer.schedule.prefetch_many
+    dot_many(layer.weight, numbers, x, first, count, layer.unit, distance, store)
+
+
+@contextmanager
+def unless_many(
+    least: int, start: Any, stop: Any, emit: Callable[[Any, Any], None]
+) -> Iterator[None]:
+    """`emit(first, count)` for chunks of [start, stop) that `dot_many` takes, where there are at
+    least so many tokens (0: never); else what is emitted in this context."""
+    if not least:
+        yield
+        return
+    with either(stop - start >= least) as (many, few):
+        with many:
+            for_chunks(start, stop, emit)
+        with few:
+            yield
 
 
 @contextmanager
@@ -119,7 +159,7 @@ def unless_unpacked(
     num_bytes = sum(UnpackedBlock.num_bytes(layer.weight) for layer in layers)
     if (
         not schedule.unpack_tokens
-        or schedule.pair_tokens
+        or schedule.least_paired
         or num_bytes > _MAX_UNPACKED_BYTES
         or not isinstance(x, dot_int8.Int8Activations)
         or not all(layer.can_unpack for layer in layers)

@@ -23,6 +23,9 @@ class LinearSchedule:
     pair_tokens: int = 0
     """Tokens of tiles that go through two blocks of 16 rows at once, in batches of at least two of
     the largest tiles; 0: there are none. For integer activations."""
+    many_tokens: int = 0
+    """Tokens from which on weights stay in registers and tokens pass by (see `dot_many`), instead;
+    0: never. For integer activations."""
     unpack_tokens: int = 0
     """Tokens from which on a block of rows is unpacked once for all of their tiles; 0: never. For
     integer activations, where there are no tiles of two blocks."""
@@ -53,8 +56,9 @@ class LinearSchedule:
 
     @property
     def least_paired(self) -> int:
-        """Tokens from which on tiles of two blocks are worth it: fewer wait for memory."""
-        return 2 * self.tile_tokens
+        """Tokens from which on it is worth to go through two blocks at once: fewer wait for memory.
+        0: there is none."""
+        return self.many_tokens or (2 * self.tile_tokens if self.pair_tokens else 0)
 
     def prefetch_bytes(self, tokens: int) -> int:
         """For a tile of this many tokens and one block."""
@@ -81,10 +85,12 @@ def default_schedule(
     *,
     is_quantized: bool,
     has_pairs: bool = False,
+    has_many: bool = False,
     block_bytes: int = 0,
 ) -> LinearSchedule:
     """What serves most machines; `terms` as in `CpuIsa.largest_tile`; `has_pairs`: for weights that
-    tiles of two blocks are worth it for; `block_bytes` of a block of 16 rows of them.
+    tiles of two blocks are worth it for; `has_many`: that `dot_many` takes; `block_bytes` of a
+    block of 16 rows of them.
 
     Blocks of quantized weights stay in the cache for many tokens: their first tile alone waits for
     memory, unless the tiles of the block before ask for all of it (16 tokens are up to a sixth
@@ -93,12 +99,15 @@ def default_schedule(
     more with long ones.
     """
     pair_tokens = isa.pair_tile if has_pairs and terms else 0
+    many_tokens = isa.many_tokens if has_many and terms else 0
     ahead = 8192 if is_quantized or terms else 0
     if is_quantized and terms:
-        ahead = min(max(ahead, block_bytes), _LARGEST_PREFETCH // (2 if pair_tokens else 1))
+        two = bool(pair_tokens or many_tokens)
+        ahead = min(max(ahead, block_bytes), _LARGEST_PREFETCH // (2 if two else 1))
     return LinearSchedule(
         tile_tokens=isa.largest_tile(terms),
         pair_tokens=pair_tokens,
+        many_tokens=many_tokens,
         unpack_tokens=isa.unpack_tokens if has_pairs and terms else 0,
         prefetch_many=ahead,
     )

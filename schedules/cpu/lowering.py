@@ -99,9 +99,9 @@ class _CpuLowering:
                 return made
             return [relax.TupleGetItem(made, i) for i in range(len(outputs))]
 
-        groups = (m, head.num_groups)
         norms, starts = call(
-            leading_logits.prepare(head, terms), (groups, "float32"), (groups, "int32"),
+            leading_logits.prepare(head, self.isa, terms), ((m, head.num_groups), "float32"),
+            (leading_logits.starts_shape(head, m), "int32"),
             given=[x, *inputs],
         )  # fmt: skip
         y, highest = call(
@@ -195,7 +195,7 @@ class _CpuLowering:
         if not terms:
             return 0, [x]
         specs = linear_inputs.activation_specs(weights, _shape(x)[0], terms)
-        func = linear_inputs.activation_terms(weights, terms, self.activations, role)
+        func = linear_inputs.activation_terms(weights, terms, self.activations, role, self.isa)
         rounded = lowering.emit(lowering.call(func, [x], specs))
         if len(specs) == 1:
             return terms, [rounded]

@@ -11,7 +11,7 @@ from tvm.tirx.script import builder as B
 from .byte_dots import ByteDot
 from .packing import PackedWeight
 from .vectors import LANES, ON_THE_STACK, local_array, ramp, splat
-from .weight_vectors import load_min, load_scale
+from .weight_vectors import load_min, load_scale, prefetch
 
 
 class WeightGroup(Protocol):
@@ -26,6 +26,14 @@ class WeightGroup(Protocol):
 
     def minimum(self, row: int, scale: Any) -> Any:
         """The bound minimums of the same rows of an affine format, given their scales."""
+
+
+class StoredGroup(WeightGroup, Protocol):
+    """One that lies in memory."""
+
+    def prefetch(self, distance: int, num_blocks: int = 1) -> None:
+        """Ask for what lies `distance` bytes behind it; of `num_blocks` that are read at once, what
+        is behind the end of its own lies behind that of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,11 @@ class PackedGroup:
 
     def words(self) -> Iterator[tuple[int, list[Any]]]:
         yield from _words(self.weight, self.unit, self.packed, self.q_start)
+
+    def prefetch(self, distance: int, num_blocks: int = 1) -> None:
+        size = self.weight.pair_bytes // 2
+        distance += (num_blocks - 1) * self.weight.block_bytes if distance else 0
+        prefetch(self.packed, self.start + self.half * size, size, distance)
 
     def scale(self, row: int) -> Any:
         return load_scale(self.weight, self.packed, self.start, self.half, row, self.unit.lanes)
@@ -75,6 +88,12 @@ class PlanesGroup:
         upper = self.weight.upper
         q_start = self.lower_start + self.half * upper.q_bytes
         yield from _words(upper, self.unit, self.packed, q_start)
+
+    def prefetch(self, distance: int, num_blocks: int = 1) -> None:
+        self.upper.prefetch(distance, num_blocks)
+        size = self.weight.lower_pair_bytes // 2
+        distance += (num_blocks - 1) * self.weight.lower_block_bytes if distance else 0
+        prefetch(self.packed, self.lower_start + self.half * size, size, distance)
 
     def words(self) -> Iterator[tuple[int, list[Any]]]:
         width = 4 * self.unit.lanes

@@ -20,11 +20,15 @@ def prefetch(packed: Any, at: Any, num_bytes: int, distance: Any) -> None:
     """
     if isinstance(distance, int) and not distance:
         return
-    read, to_l1, data = T.int32(0), T.int32(3), T.int32(1)
     start = at + distance
     for line in range(0, num_bytes, 64):
-        address = T.address_of(packed[start + line])
-        B.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", address, read, to_l1, data))
+        prefetch_line(T.address_of(packed[start + line]))
+
+
+def prefetch_line(address: Any) -> None:
+    """Bring what lies at an address into the L1 cache."""
+    read, to_l1, data = T.int32(0), T.int32(3), T.int32(1)
+    B.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", address, read, to_l1, data))
 
 
 def load_float(packed: Any, at: Any, dtype: str, width: int = LANES) -> Any:

@@ -14,7 +14,7 @@ from ...tuning.records import Records
 from ...tuning.search import Comparison, Parameters, Space, candidates_of
 from ...tuning.session import Task
 from ..isa import CpuIsa
-from ..linear_inputs import activation_specs, are_bfloat16
+from ..linear_inputs import activation_specs, activation_terms
 from ..linear_operator import LinearOperator
 from ..linear_schedule import LinearSchedule
 from .records import tuned_schedule
@@ -25,8 +25,7 @@ _FLUSH_BYTES = 128 << 20
 _FEW_TOKENS = 16
 _LEAST_ROUND_MS = 2
 _LARGEST_BYTE = 60
-"""Of random weights, and of activations in bfloat16: any two or four such bytes are a float16,
-bfloat16 or float32 up to 1."""
+"""Of random weights: any two or four such bytes are a float16, bfloat16 or float32 up to 1."""
 
 
 @dataclass(slots=True)
@@ -112,6 +111,7 @@ class OperatorBench:
             weights.append(lab.tensor(packed))
             if has_bias:
                 weights.append(lab.tensor(rng.standard_normal(weight.n, dtype=np.float32)))
+        self._round = self._rounding()
         batches = dict.fromkeys((num_tokens, num_tokens + num_tokens // 2 + 2))
         self._calls = [self._arguments(m, weights, rng) for m in batches]
         self.default = self.kernel(operator.default_schedule(lab.isa))
@@ -151,23 +151,31 @@ class OperatorBench:
     ) -> tuple[list[Any], list[Any]]:
         """(what a kernel takes for m tokens, the outputs among it)."""
         operator, tensor = self.operator, self.lab.tensor
-        arguments: list[Any] = []
-        # Words are two bfloat16, or four int8 from -127 on.
-        in_bfloat16 = are_bfloat16(operator.weights)
-        low, high = (0, _LARGEST_BYTE) if in_bfloat16 else (-127, 128)
-        for shape, dtype in activation_specs(operator.weights, m, operator.terms):
-            if dtype == "int32":
-                values = rng.integers(low, high, (*shape, 4), dtype=np.int8).view(np.int32)
-                arguments.append(tensor(values.reshape(shape)))
-            else:
-                arguments.append(tensor(rng.standard_normal(shape, dtype=np.float32)))
-        arguments += weights
+        x = tensor(rng.standard_normal((m, operator.weights[0].k), dtype=np.float32))
+        arguments = [*self._rounded(x), *weights]
         if operator.residual:
             shape = (m, operator.weights[0].n)
             arguments.append(tensor(rng.standard_normal(shape, dtype=np.float32)))
         written = operator.weights if operator.activation is None else operator.weights[:1]
         outputs = [tensor(np.full((m, weight.n), np.nan, np.float32)) for weight in written]
         return [*arguments, *outputs], outputs
+
+    def _rounding(self) -> Any:
+        """The function that rounds x for the kernels; None where they take it as it is."""
+        weights, terms = self.operator.weights, self.operator.terms
+        if not terms:
+            return None
+        func = activation_terms(weights, terms, "mixed", "mlp", self.lab.isa)
+        return self.lab.load(func)[str(func.attrs["global_symbol"])]
+
+    def _rounded(self, x: Any) -> list[Any]:
+        """x as the kernels take it."""
+        if self._round is None:
+            return [x]
+        specs = activation_specs(self.operator.weights, x.shape[0], self.operator.terms)
+        buffers = [self.lab.tensor(np.zeros(shape, dtype)) for shape, dtype in specs]
+        self._round(x, *buffers)
+        return buffers
 
     def _results(self, kernel: Kernel) -> list[np.ndarray]:
         results = []

@@ -1,6 +1,7 @@
 """Random weights in every format, and compiled kernels that run on this machine."""
 
 import functools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,8 +11,14 @@ from everycast.artifact.dtypes import numpy_dtype
 from everycast.artifact.tensor_format import TensorFormat
 from everycast.quant_schemes.bits import pack_values
 from everycast.quant_schemes.group import dequantize
-from everycast.schedules.cpu.activation import activation_buffers, quantize_activations
+from everycast.schedules.cpu.activation import (
+    SCALE,
+    WORDS,
+    activation_buffers,
+    quantize_activations,
+)
 from everycast.schedules.cpu.isa import CpuIsa, isa_of
+from everycast.schedules.cpu.linear_inputs import activation_starts
 from everycast.schedules.cpu.pack_weights import pack_func
 from everycast.schedules.pipeline import CPU_TIR_PIPELINE
 from tvm.target import Target
@@ -26,6 +33,7 @@ LABS = {
     "avx512bf16": (AVX512BF16, isa_of(AVX512BF16)),
     "avx512bw": (AVX512BW, isa_of(AVX512BW)),
     "avx2": (AVX2, isa_of(AVX2)),
+    "word_pairs": (AVX512, replace(isa_of(AVX512), num_word_pairs=3)),
     # AVX-VNNI's instruction, in the encoding of AVX-512.
     "avxvnni": (AVX512, CpuIsa("avx2", 8, 16, "avxvnni")),
 }
@@ -73,17 +81,34 @@ def random_weight(weight, target, rng):
     return pack(weight, parts, target), dequantize(parts, weight.format, weight.n, weight.k)
 
 
-def quantized(x, terms, target, threshold=0.0):
-    """x in int8 terms: (kernel arguments, the terms [m, terms, padded K], 0 where they are not
-    kept, what they stand for)."""
+def by_token(array, terms):
+    """[terms · groups, m, …] as [m, terms, groups, …]."""
+    num_groups, m, *rest = array.shape
+    by_term = array.reshape(terms, num_groups // terms, m, *rest)
+    return np.moveaxis(by_term, 2, 0)
+
+
+def quantized(x, terms, target, threshold=0.0, starts=None):
+    """x in int8 terms: (kernel arguments, their groups [m, terms, groups, 12] with zeros where low
+    terms are not kept, the terms [m, terms, padded K], what they stand for)."""
     m, k = x.shape
     specs = activation_buffers(k, m, terms)
     buffers = [tensor(np.full(shape, 77, dtype)) for shape, dtype in specs]
-    build(quantize_activations(k, terms, threshold), target)(tensor(x), *buffers)
-    xq = buffers[0].numpy().view(np.int8).reshape(m, terms, -1)
-    scales = np.repeat(buffers[1].numpy().reshape(m, terms, -1), 32, axis=2).astype("float64")
-    xq = np.where(scales > 0, xq, 0)
-    return buffers, xq, (xq * scales).sum(axis=1)[:, :k]
+    func = quantize_activations(k, terms, threshold, starts=starts)
+    build(func, target)(tensor(x), *buffers)
+    groups = by_token(buffers[0].numpy(), terms).copy()
+    if terms == 2:
+        bits = buffers[2].numpy().view(np.uint8)
+        is_kept = np.unpackbits(bits, axis=1, count=groups.shape[2], bitorder="little")
+        groups[:, 1][is_kept == 0] = 0
+    scales = groups[..., SCALE].view(np.float32).astype("float64")[..., None]
+    xq = np.ascontiguousarray(groups[..., :WORDS]).view(np.int8)
+    return (
+        buffers,
+        groups,
+        xq.reshape(m, terms, -1),
+        (xq * scales).sum(axis=1).reshape(m, -1)[:, :k],
+    )
 
 
 @pytest.fixture
@@ -112,5 +137,8 @@ def lab(request, needs):
         random_parts=random_parts,
         pack=lambda weight, parts: pack(weight, parts, target),
         random_weight=lambda weight, rng: random_weight(weight, target, rng),
-        quantized=lambda x, terms, threshold=0.0: quantized(x, terms, target, threshold),
+        quantized=lambda x, terms, threshold=0.0, weights=(), isa=isa: quantized(
+            x, terms, target, threshold, activation_starts(weights, isa) if weights else None
+        ),
+        by_token=by_token,
     )

@@ -94,12 +94,13 @@ def test_same_bits_as_on_x86(arm64, lab, fmt, planes, terms):
     weight = PackedWeight(fmt, 40, 136, planes)
     packed, values = lab.random_weight(weight, lab.rng)
     x = lab.rng.standard_normal((7, weight.k)).astype("float32")
-    x_arguments, _, stands_for = lab.quantized(x, terms, 1.0)
+    x_arguments, *_, stands_for = lab.quantized(x, terms, 1.0, [weight])
     y = np.full((7, weight.n), np.nan, "float32")
 
     host = lab.tensor(y)
     lab.build(linears([weight], [False], isa=lab.isa, terms=terms))(*x_arguments, packed, host)
     func = linears([weight], [False], isa=isa_of(target), terms=terms)
+    x_arguments, *_ = lab.quantized(x, terms, 1.0, [weight], isa_of(target))
     arguments = [argument.numpy() for argument in (*x_arguments, packed)]
     result = run(func, [*arguments, y])[-1]
     expected = stands_for @ values.T
@@ -113,9 +114,10 @@ def test_upper_logits_as_on_x86(arm64, lab):
     head = PackedWeight(FORMATS[1], 40, 136, planes=True)
     packed, _ = lab.random_weight(head, lab.rng)
     x = lab.rng.standard_normal((7, head.k)).astype("float32")
-    inputs, _, _ = lab.quantized(x, 2, 1.0)
-    norms, starts = (lab.tensor(np.zeros((7, head.num_groups), t)) for t in ("float32", "int32"))
-    lab.build(leading_logits.prepare(head, 2))(lab.tensor(x), *inputs, norms, starts)
+    inputs, *_ = lab.quantized(x, 2, 1.0, [head])
+    norms = lab.tensor(np.zeros((7, head.num_groups), "float32"))
+    starts = lab.tensor(np.zeros(leading_logits.starts_shape(head, 7), "int32"))
+    lab.build(leading_logits.prepare(head, lab.isa, 2))(lab.tensor(x), *inputs, norms, starts)
     shared = [*inputs, packed, lab.tensor(np.array([35], np.int32)), starts]
     outputs = [np.zeros(shape, "float32") for shape in ((7, 40), (7, 16))]
     host = [lab.tensor(output) for output in outputs]

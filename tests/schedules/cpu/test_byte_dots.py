@@ -69,7 +69,7 @@ def test_same_bits_as_avx512_vnni(lab, needs, fmt, terms):
     weight = PackedWeight(fmt, 40, 136)
     packed, _ = lab.random_weight(weight, lab.rng)
     x = lab.rng.standard_normal((21, 136)).astype("float32")
-    x_arguments, *_ = lab.quantized(x, terms, 1.0)
+    x_arguments, *_ = lab.quantized(x, terms, 1.0, [weight])
     results = []
     for isa, target in ((lab.isa, lab.target), (isa_of(vnni), vnni)):
         y = lab.tensor(np.full((21, weight.n), np.nan, "float32"))
@@ -89,7 +89,7 @@ def test_the_largest_values_of_a_group(lab):
     packed = lab.pack(weight, parts)
     x = np.repeat([[-3.0], [3.0]], 64, axis=1).astype("float32")
     for terms in (1, 2):
-        x_arguments, _, stands_for = lab.quantized(x, terms)
+        x_arguments, *_, stands_for = lab.quantized(x, terms, 0.0, [weight])
         y = lab.tensor(np.zeros((2, 16), "float32"))
         lab.build(linears([weight], [False], isa=lab.isa, terms=terms))(*x_arguments, packed, y)
         expected = np.repeat(stands_for.sum(axis=1, keepdims=True) * (255 - 127), 16, axis=1)

@@ -47,7 +47,7 @@ def prepared(lab, weights, x, terms):
     buffers = [lab.tensor(np.full(*s)) for s in (
         (shape, 77, dtype) for shape, dtype in activation_specs(weights, len(x), terms)
     )]  # fmt: skip
-    lab.build(activation_terms(weights, terms, "int16", "mlp"))(lab.tensor(x), *buffers)
+    lab.build(activation_terms(weights, terms, "int16", "mlp", lab.isa))(lab.tensor(x), *buffers)
     return buffers
 
 

@@ -5,11 +5,14 @@ import pytest
 from everycast.artifact.tensor_format import TensorFormat
 from everycast.quant_schemes.bits import pack_values
 from everycast.schedules.cpu import leading_logits
+from everycast.schedules.cpu.activation import SCALE, WORDS
 from everycast.schedules.cpu.linear import linears
 from everycast.schedules.cpu.packing import PackedWeight
 
 Q8 = TensorFormat("float16", 8, 32, 127)
-ALL_ISAS = pytest.mark.parametrize("lab", ["avx2", "avx512bw", "avxvnni", "avx512"], indirect=True)
+ALL_ISAS = pytest.mark.parametrize(
+    "lab", ["avx2", "avx512bw", "avxvnni", "avx512", "word_pairs"], indirect=True
+)
 KEPT_FROM = 2.0
 
 
@@ -37,14 +40,17 @@ class Head:
         return y.numpy()
 
     def run(self, x, num_ids=None):
-        """(leading logits, exact ones, those from the upper plane, x as rounded)."""
+        """(leading logits, exact ones, those from the upper plane, high groups of x)."""
         lab, weight, m = self.lab, self.weight, len(x)
-        inputs, _, _ = lab.quantized(x, self.terms, KEPT_FROM)
+        inputs, groups, _, _ = lab.quantized(x, self.terms, KEPT_FROM, [weight])
         what = (lab.isa, self.terms)
         ids = lab.tensor(np.array([weight.n if num_ids is None else num_ids], np.int32))
         shared = [*inputs, self.packed, ids]
-        norms, starts = (self.empty((m, weight.num_groups), t) for t in ("float32", "int32"))
-        self.kernel(leading_logits.prepare, self.terms)(lab.tensor(x), *inputs, norms, starts)
+        norms = self.empty((m, weight.num_groups))
+        starts = self.empty(leading_logits.starts_shape(weight, m), "int32")
+        self.kernel(leading_logits.prepare, lab.isa, self.terms)(
+            lab.tensor(x), *inputs, norms, starts
+        )
         y, highest = self.empty((m, weight.n)), self.empty(leading_logits.highest_shape(weight, m))
         self.kernel(leading_logits.upper_logits, *what)(*shared, starts, y, highest)
         upper = y.numpy().copy()
@@ -52,7 +58,7 @@ class Head:
         self.kernel(leading_logits.least_highest, *what)(*shared, highest, least, doubts)
         self.kernel(leading_logits.refine, *what)(*shared, norms, highest, least, y, doubts)
         self.kernel(leading_logits.refine_doubted, *what)(*shared, doubts, y)
-        return y.numpy(), self.exact(inputs, m), upper, inputs
+        return y.numpy(), self.exact(inputs, m), upper, groups[:, 0]
 
 
 def random_head(lab, n, k, terms=2, fmt=Q8):
@@ -73,10 +79,10 @@ def random_x(lab, m, k):
 def test_upper_logits_are_those_of_the_upper_bits(lab, terms):
     for n, k, m in ((40, 96, 1), (300, 100, 3), (560, 64, 17)):
         head = random_head(lab, n, k, terms)
-        _, _, upper, inputs = head.run(random_x(lab, m, k))
-        high = inputs[0].numpy().view(np.int8).reshape(m, terms, -1)[:, 0]
-        x_scales = inputs[1].numpy()[:, : high.shape[1] // 32].astype("float64")
-        x = (high * np.repeat(x_scales, 32, axis=1))[:, :k]
+        _, _, upper, groups = head.run(random_x(lab, m, k))
+        high = np.ascontiguousarray(groups[..., :WORDS]).view(np.int8)
+        x_scales = groups[..., SCALE].view(np.float32).astype("float64")
+        x = (high * x_scales[..., None]).reshape(m, -1)[:, :k]
         middle = (head.q >> 4) * 16 + 7.5 - 127
         expected = x @ (middle * head.scales[:, :k]).T
         # Zero points are rounded to a step of the upper plane, in each group.

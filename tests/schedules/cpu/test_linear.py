@@ -10,7 +10,7 @@ from everycast.artifact.tensor_format import TensorFormat
 from everycast.schedules.cpu.activation import activation_buffers, quantize_activations
 from everycast.schedules.cpu.isa import isa_of
 from everycast.schedules.cpu.linear import gated_mlp, linears
-from everycast.schedules.cpu.linear_inputs import num_terms
+from everycast.schedules.cpu.linear_inputs import activation_starts, num_terms
 from everycast.schedules.cpu.packing import PackedWeight
 from tvm import relax, tirx
 
@@ -33,7 +33,7 @@ INTEGER_FORMATS = [
 # Few tokens a tile: less code to compile, the same arithmetic.
 SMALL_TILES = (1, 2, 3, 5)
 ALL_TILES = (1, 2, 3, 5, 7, 8, 9, 15, 17, 33)
-BATCHES = (1, 2, 5, 8, 17, 33)
+BATCHES = (1, 2, 5, 8, 17, 33, 131)
 
 
 def small(isa):
@@ -76,7 +76,7 @@ class Layers:
         """(kernel arguments for x, what they stand for)."""
         if not terms:
             return [self.lab.tensor(x)], x
-        arguments, _, stands_for = self.lab.quantized(x, terms, threshold)
+        arguments, *_, stands_for = self.lab.quantized(x, terms, threshold, self.weights)
         return arguments, stands_for
 
     def outputs(self, m):
@@ -109,17 +109,20 @@ def test_float_activations(lab, fmt, k):
     check(lab, [weight], [True], terms=0, isa=small(lab.isa), tokens=SMALL_TILES)
 
 
-@pytest.mark.parametrize("lab", ["avx2", "avx512"], indirect=True)
+@pytest.mark.parametrize("lab", ["avx2", "avx512", "word_pairs"], indirect=True)
 @pytest.mark.parametrize("activations", ["int8", "int16"])
 @pytest.mark.parametrize("fmt", INTEGER_FORMATS, ids=str)
 def test_integer_activations(lab, fmt, activations):
     weight = PackedWeight(fmt, 40, 104)
     terms = num_terms([weight], lab.isa, activations)
     assert terms == {"int8": 1, "int16": 2}[activations]
-    check(lab, [weight], [True], terms=terms, isa=small(lab.isa), tokens=SMALL_TILES)
+    tokens = (*SMALL_TILES, 16, 70)
+    check(lab, [weight], [True], terms=terms, isa=small(lab.isa), tokens=tokens)
 
 
-@pytest.mark.parametrize("lab", ["avx2", "avx512bw", "avxvnni", "avx512"], indirect=True)
+@pytest.mark.parametrize(
+    "lab", ["avx2", "avx512bw", "avxvnni", "avx512", "word_pairs"], indirect=True
+)
 @pytest.mark.parametrize("terms", [1, 2])
 def test_two_planes(lab, terms):
     """The same numbers as of the same weight in one piece, to the last bit."""
@@ -127,7 +130,7 @@ def test_two_planes(lab, terms):
         parts = lab.random_parts(fmt, 40, k, lab.rng)
         whole, planes = PackedWeight(fmt, 40, k), PackedWeight(fmt, 40, k, planes=True)
         layers = Layers(lab, [whole], [False])
-        for m in SMALL_TILES:
+        for m in (*SMALL_TILES, 17):
             x, _ = layers.activations(layers.random_x(m), terms)
             outputs = []
             for weight in (whole, planes):
@@ -145,11 +148,12 @@ def test_every_tail_of_a_tile(lab, fmt):
     check(lab, [weight], [False], terms=0, isa=lab.isa, tokens=ALL_TILES, residual=True)
 
 
-@pytest.mark.parametrize("lab", ["avx2", "avx512"], indirect=True)
+@pytest.mark.parametrize("lab", ["avx2", "avx512", "word_pairs"], indirect=True)
 @pytest.mark.parametrize("terms", [1, 2])
 def test_every_tail_of_an_integer_tile(lab, terms):
     weight = PackedWeight(Q4, 23, 136)
-    check(lab, [weight], [True], terms=terms, isa=lab.isa, tokens=ALL_TILES, residual=True)
+    tokens = (*ALL_TILES, 64, 65, 130)
+    check(lab, [weight], [True], terms=terms, isa=lab.isa, tokens=tokens, residual=True)
 
 
 @pytest.mark.parametrize("lab", ["avx2"], indirect=True)
@@ -250,6 +254,7 @@ BATCH_CASES = [
     *(("avx512bw", terms, fmt) for terms in (1, 2) for fmt in (Q4, SYMMETRIC)),
     *(("avx512", terms, fmt) for terms in (1, 2) for fmt in (SYMMETRIC, SYMMETRIC_16)),
     *(("avx512", terms, fmt) for terms in (1, 2) for fmt in (Q4, Q8, Q6, INTEGER_FORMATS[-1])),
+    *(("word_pairs", terms, fmt) for terms in (1, 2) for fmt in (Q4, SYMMETRIC, Q8)),
     *((target, 0, fmt) for target in ("avx512", "avx2") for fmt in (*FLOATS, Q4, Q8, Q6, Q3)),
 ]
 
@@ -263,7 +268,7 @@ def test_a_token_does_not_depend_on_its_batch(lab, terms, fmt):
 
 
 @pytest.mark.parametrize("threshold", [0.0, 2.0, 20.0])
-@pytest.mark.parametrize("lab", ["avx2", "avx512"], indirect=True)
+@pytest.mark.parametrize("lab", ["avx2", "avx512", "word_pairs"], indirect=True)
 def test_kept_groups_of_other_tokens_do_not_matter(lab, threshold):
     """All groups, a sixth of them, and hardly any; two words of flags."""
     layers = Layers(lab, [PackedWeight(Q4, 23, 2200)], [False])
@@ -287,6 +292,9 @@ def test_a_token_of_several_weights_does_not_depend_on_its_batch(lab, terms):
         ("avx512", 1, "silu", (Q4, SYMMETRIC)),
         ("avx512", 1, "silu", (SYMMETRIC, SYMMETRIC)),
         ("avx512", 2, "silu", (Q4, Q4)),
+        ("word_pairs", 1, "gelu_tanh", (SYMMETRIC, SYMMETRIC)),
+        ("word_pairs", 2, "silu", (Q4, Q4)),
+        ("word_pairs", 2, "silu", (Q4, SYMMETRIC)),
         ("avx2", 0, "gelu_tanh", (Q4, Q8)),
     ],
     indirect=["lab"],
@@ -343,8 +351,10 @@ def test_in_a_relax_function_with_any_number_of_tokens(lab, terms):
     x = relax.Var("x", relax.TensorType([m, weight.k], "float32"))
     packed = relax.Var("packed", relax.TensorType([weight.num_bytes], "uint8"))
     func = linears([weight], [False], isa=small(lab.isa), terms=terms)
+    starts = activation_starts([weight], lab.isa)
+    rounding = quantize_activations(weight.k, terms, KEPT_FROM, starts=starts)
     with builder.function("main", [x, packed]):
-        quantize = builder.add_func(quantize_activations(weight.k, terms, KEPT_FROM), "quantize")
+        quantize = builder.add_func(rounding, "quantize")
         linear = builder.add_func(func, "linear")
         buffers = [relax.TensorType(*spec) for spec in activation_buffers(weight.k, m, terms)]
         xq = builder.emit(relax.call_tir(quantize, [x], buffers))

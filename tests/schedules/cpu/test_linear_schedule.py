@@ -18,6 +18,8 @@ SCHEDULES = [
     {"tile_tokens": 6, "pair_tokens": 0, "unpack_tokens": 0, "chunk_bytes": 1},
     {"tile_tokens": 4, "pair_tokens": 0, "unpack_tokens": 5, "prefetch_many": 1 << 20},
     {"tile_tokens": 2, "pair_tokens": 0, "prefetch_tile": 0, "prefetch_many": 64},
+    {"tile_tokens": 4, "many_tokens": 0},
+    {"many_tokens": 2, "prefetch_many": 0},
 ]
 
 
@@ -31,7 +33,7 @@ def run(lab, op, kernel, m):
     """The operator's output for m random tokens, always the same ones, as bits."""
     rng = np.random.default_rng(m)
     x = rng.standard_normal((m, 136), dtype=np.float32)
-    arguments = lab.quantized(x, op.terms)[0] if op.terms else [lab.tensor(x)]
+    arguments = lab.quantized(x, op.terms, 0.0, op.weights)[0] if op.terms else [lab.tensor(x)]
     for _ in op.weights:
         arguments = [
             *arguments,
@@ -115,11 +117,11 @@ def test_defaults():
 def test_many_tokens_prefetch_the_next_blocks():
     isa = CpuIsa("avx512", 16, 32, "avx512vnni")
     one = default_schedule(isa, 1, is_quantized=True, block_bytes=20000)
-    two = default_schedule(isa, 1, is_quantized=True, has_pairs=True, block_bytes=20000)
+    two = default_schedule(isa, 1, is_quantized=True, has_many=True, block_bytes=20000)
     assert one.prefetch_many == two.prefetch_many == 20000
     long, pair = (
-        default_schedule(isa, 1, is_quantized=True, has_pairs=has_pairs, block_bytes=1 << 20)
-        for has_pairs in (False, True)
+        default_schedule(isa, 1, is_quantized=True, has_many=has_many, block_bytes=1 << 20)
+        for has_many in (False, True)
     )
     assert (long.prefetch_many, pair.prefetch_many) == (256 * 1024, 128 * 1024)
 
@@ -127,11 +129,21 @@ def test_many_tokens_prefetch_the_next_blocks():
 @pytest.mark.parametrize("terms", [0, 1, 2])
 @pytest.mark.parametrize(("lanes", "num_registers"), [(16, 32), (8, 16), (4, 32)])
 def test_pairs_are_for_integers_in_whole_registers(lanes, num_registers, terms):
-    isa = CpuIsa("some", lanes, num_registers, "avx512vnni")
+    isa = CpuIsa("some", lanes, num_registers, "avx512bw")
     schedule = default_schedule(isa, terms, is_quantized=True, has_pairs=True)
     assert (schedule.pair_tokens > 0) == (lanes == 16 and terms > 0)
     # Their sums of integers alone fit in the registers.
     assert 2 * schedule.pair_tokens < num_registers // 2
+
+
+@pytest.mark.parametrize("terms", [0, 1, 2])
+def test_many_tokens_are_for_integers_and_vnni(terms):
+    vnni, bw = (CpuIsa("avx512", 16, 32, byte_dot) for byte_dot in ("avx512vnni", "avx512bw"))
+    many = default_schedule(vnni, terms, is_quantized=True, has_pairs=True, has_many=True)
+    assert (many.many_tokens > many.tile_tokens) == (terms > 0)
+    assert many.pair_tokens == 0
+    assert default_schedule(vnni, terms, is_quantized=True).many_tokens == 0
+    assert default_schedule(bw, terms, is_quantized=True, has_many=True).many_tokens == 0
 
 
 @pytest.mark.parametrize("terms", [0, 1, 2])
