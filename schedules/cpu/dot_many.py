@@ -180,22 +180,29 @@ class _Many:
         x, per_flag = self.x, GROUP // self.weight.group
         keepers = B.alloc_buffer((KEPT_BITS,), "int64", annotations=ON_THE_STACK)
         """For each group that a word of flags is about, the bits of the tokens that keep it."""
+        any_keeps = B.alloc_buffer((1,), "int64", annotations=ON_THE_STACK)
         with B.serial(T.int64(KEPT_BITS)) as bit:
             B.buffer_store(keepers, T.int64(0), [bit])
         with B.serial(T.int64(x.kept.shape[1])) as word:
+            B.buffer_store(any_keeps, T.int64(0), [0])
             with B.serial(self.count) as i:
                 of_token = B.Bind(T.shift_left(T.int64(1), i))
+                flags = B.Bind(x.kept[self.first + i, word])
+                B.buffer_store(any_keeps, T.bitwise_or(any_keeps[0], flags), [0])
 
                 def note(bit: Any) -> None:
                     B.buffer_store(keepers, T.bitwise_or(keepers[bit], of_token), [bit])
 
-                for_bits(x.kept[self.first + i, word], note)
-            with B.serial(T.int64(KEPT_BITS)) as bit, B.If(keepers[bit] != 0), B.Then():
+                for_bits(flags, note)
+
+            def emit(bit: Any) -> None:
                 tokens = opaque(keepers[bit])
                 B.buffer_store(keepers, T.int64(0), [bit])
                 for half in range(per_flag):
                     number = opaque((bit + word * KEPT_BITS) * per_flag + half)
                     self._emit_low_term(number, tokens)
+
+            for_bits(any_keeps[0], emit)
 
     def _emit_low_term(self, number: Any, tokens: Any) -> None:
         """Emit what the low term of a group adds to the tokens with bits in `tokens`."""

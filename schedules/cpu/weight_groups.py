@@ -10,7 +10,7 @@ from tvm.tirx.script import builder as B
 
 from .byte_dots import ByteDot
 from .packing import PackedWeight
-from .vectors import LANES, ON_THE_STACK, local_array, ramp, splat
+from .vectors import LANES, local_array, ramp, splat
 from .weight_vectors import load_min, load_scale, prefetch
 
 
@@ -144,7 +144,7 @@ class UnpackedBlock:
         self.weight, self.unit = weight, unit
         num_rows = 2 * weight.num_pairs * LANES
         q_bytes = num_rows * weight.group
-        self.q = B.alloc_buffer((q_bytes,), "uint8", annotations=ON_THE_STACK)
+        self.q = local_array(q_bytes, "uint8")
         self.scales = local_array(num_rows)
         self.minimums = local_array(num_rows) if weight.format.is_affine else None
 
