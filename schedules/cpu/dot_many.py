@@ -156,12 +156,19 @@ class _Many:
                 # What lies behind the end of a block is its neighbour, which is read already.
                 group.prefetch(distance, self.num_blocks if self.are_neighbours else 1)
             blocks = self._registers(groups)
-            with B.serial(self.count) as i:
+
+            def emit(i: Any) -> None:
                 token = B.Bind(self.first + i)
-                start = start_at(token, number)
+                start = B.Bind(splat(start_at(token, number)))
                 # The other threads' part of x may be in their caches still.
                 prefetch_line(T.address_of(self.x.groups[number + 1, token, 0]))
-                self._emit_token(blocks, i, token, number, 0, B.Bind(splat(start)))
+                self._emit_token(blocks, i, token, number, 0, start)
+
+            with B.serial(self.count // 2) as i:  # two at a time are a hundredth faster
+                emit(B.Bind(i * 2))
+                emit(B.Bind(i * 2 + 1))
+            with B.If(self.count % 2 != 0), B.Then():
+                emit(B.Bind(self.count - 1))
 
     def _registers(self, groups: Sequence[StoredGroup]) -> list[_Registers]:
         return [_Registers(group, self.weight, self.unit, self._num_pairs) for group in groups]

@@ -10,6 +10,7 @@ MANY_TOKENS = 256
 _PREFETCH = (0, 1024, 2048, 4096, 8192, 16384)
 SPACES: Mapping[str, Space] = {
     "many": {
+        "many_tokens": (0, 16),
         "tile_tokens": (2, 4, 6, 8, 12, 16),
         "chunk_bytes": tuple(1 << i for i in range(17, 22)),
         "prefetch_many": _PREFETCH,
@@ -18,7 +19,7 @@ SPACES: Mapping[str, Space] = {
     "one": {"prefetch_one": _PREFETCH},
 }
 """Values of the parameters that matter to each `linear_schedule.Bucket`, in their order. The
-largest tile comes first: the other tiles depend on it."""
+largest tile comes before what depends on it."""
 
 
 def bucket_parameters(schedule: LinearSchedule, bucket: str) -> Parameters:
