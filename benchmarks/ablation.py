@@ -74,13 +74,13 @@ def change_schedules(values: Mapping[str, int]) -> None:
     LinearSchedule.__post_init__ = change_and_check  # type: ignore[assignment, method-assign]
 
 
-_NO_PAIRS = {"pair_tokens": 0}
+_NO_PAIRS = {"pair_tokens": 0, "many_tokens": 0}
 VARIANTS = (
     Variant(OURS),
     Variant("a parallel region for each operator", build_environment={"EVERYCAST_ONE_REGION": "0"}),
     Variant(SMALL_PAGES, prefix=(sys.executable, "-S", "-c", _SMALL_PAGES)),
     Variant("no prefetch of weights", {"prefetch_one": 0, "prefetch_few": 0, "prefetch_many": 0}),
-    Variant("no tiles of two blocks of rows", _NO_PAIRS),
+    Variant("two blocks of rows at once", _NO_PAIRS),
     Variant("tiles of one token", {"tile_tokens": 1, "unpack_tokens": 0, **_NO_PAIRS}),
     Variant("a context is one thread's", change=_no_splits),
     Variant("AVX2 instead of AVX-512", target="cpu:x86-64-v3"),

@@ -38,7 +38,7 @@ def schedules_change(monkeypatch: pytest.MonkeyPatch) -> None:
 def schedules() -> list[LinearSchedule]:
     """Default ones, and with what tuning may find."""
     defaults = [
-        default_schedule(isa, terms, is_quantized=True, has_pairs=True)
+        default_schedule(isa, terms, is_quantized=True, has_pairs=True, has_many=True)
         for isa in (AVX512, AVX2)
         for terms in (1, 2)
     ]
@@ -51,13 +51,13 @@ def test_tiles_of_one_token_and_one_block() -> None:
     change_schedules(CHANGES["tiles of one token"])
     for schedule in schedules():
         assert schedule.tiles == (1,)
-        assert (schedule.pair_tokens, schedule.unpack_tokens) == (0, 0)
+        assert (schedule.least_paired, schedule.unpack_tokens) == (0, 0)
 
 
 @pytest.mark.usefixtures("schedules_change")
 def test_no_tiles_of_two_blocks() -> None:
-    change_schedules(CHANGES["no tiles of two blocks of rows"])
-    assert all(schedule.pair_tokens == 0 < len(schedule.tiles) - 1 for schedule in schedules())
+    change_schedules(CHANGES["two blocks of rows at once"])
+    assert all(schedule.least_paired == 0 < len(schedule.tiles) - 1 for schedule in schedules())
 
 
 @pytest.mark.usefixtures("schedules_change")
