@@ -23,7 +23,8 @@ from tvm.tirx.script import builder as B
 
 from .activation import GROUP, KEPT_BITS
 from .byte_dots import ByteDot
-from .dot_int8 import Int8Activations, block_groups, for_bits, zero_of_sums
+from .dot_int8 import block_groups, for_bits, zero_of_sums
+from .int8_activations import Int8Activations
 from .packing import PackedWeight
 from .vectors import (
     LANES,

@@ -18,6 +18,7 @@ from tvm.tirx.script import builder as B
 from . import dot_bf16, dot_int8
 from .byte_dots import BYTE_DOTS
 from .control import either, for_tiles, parallel
+from .int8_activations import Int8Activations
 from .isa import CpuIsa
 from .kernel import Kernel, body, kernel, kernel_factory
 from .linear_inputs import activation_specs, activation_starts, are_bfloat16
@@ -234,14 +235,14 @@ def declare_x(func: Kernel, weights: Sequence[PackedWeight], terms: int, isa: Cp
         return dot_bf16.Bf16Activations(buffers[0], terms)
     groups, halves, *kept = buffers
     starts = activation_starts(weights, isa)
-    return dot_int8.Int8Activations(groups, halves, kept[0] if kept else None, starts)
+    return Int8Activations(groups, halves, kept[0] if kept else None, starts)
 
 
 def llvm_source(x: Any, isa: CpuIsa) -> str:
     """LLVM IR that a kernel over these activations imports."""
     if isinstance(x, dot_bf16.Bf16Activations):
         return dot_bf16.LLVM_SOURCE
-    if isinstance(x, dot_int8.Int8Activations):
+    if isinstance(x, Int8Activations):
         return BYTE_DOTS[isa.byte_dot or ""].llvm_source
     return ""
 

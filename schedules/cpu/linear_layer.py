@@ -12,6 +12,7 @@ from .byte_dots import BYTE_DOTS, ByteDot
 from .control import either, for_tiles
 from .dot_float import dot_float
 from .dot_many import dot_many, for_chunks
+from .int8_activations import Int8Activations
 from .isa import CpuIsa
 from .kernel import Kernel
 from .linear_schedule import LinearSchedule
@@ -43,7 +44,7 @@ class Layer:
     def dot(self, block: Any, x: Any, first: Any, tokens: int, batch: tuple[Any, Any]) -> list[Any]:
         """Emit x Wᵀ of a block of 16 rows and the `tokens` tokens from `first` on, of a batch
         [start, stop): a vector of rows per token."""
-        if isinstance(x, dot_int8.Int8Activations):
+        if isinstance(x, Int8Activations):
             ahead = tile_ahead(self.schedule, first, tokens, *batch, is_pair=False)
             blocks = [(self.packed, block)]
             return dot_int8.dot_int8(self.weight, blocks, x, first, tokens, self.unit, ahead)[0]
@@ -67,7 +68,7 @@ class Layer:
 
         Weights of one form and int8 are worked on at once.
         """
-        if self.weight != other.weight or not isinstance(x, dot_int8.Int8Activations):
+        if self.weight != other.weight or not isinstance(x, Int8Activations):
             return [
                 self.dot(block, x, first, tokens, batch),
                 other.dot(other_block, x, first, tokens, batch),
@@ -108,7 +109,7 @@ class Layer:
 def many_tokens(layers: Sequence[Layer], x: Any) -> int:
     """Tokens from which on `dot_many` takes blocks of these layers together; 0: never."""
     first = layers[0]
-    is_fit = isinstance(x, dot_int8.Int8Activations) and dot_int8.supports(first.weight)
+    is_fit = isinstance(x, Int8Activations) and dot_int8.supports(first.weight)
     is_fit = is_fit and first.unit.lanes == LANES and first.unit.widen is None
     are_alike = all(layer.weight == first.weight for layer in layers)
     return first.schedule.many_tokens if is_fit and are_alike else 0
@@ -161,7 +162,7 @@ def unless_unpacked(
         not schedule.unpack_tokens
         or schedule.least_paired
         or num_bytes > _MAX_UNPACKED_BYTES
-        or not isinstance(x, dot_int8.Int8Activations)
+        or not isinstance(x, Int8Activations)
         or not all(layer.can_unpack for layer in layers)
     ):
         yield
