@@ -20,6 +20,9 @@ MOST_GOVERNED_TOKENS = 64
 _WINDOW = 8
 """Steps with the same number of tokens by which a number of threads is judged, and how many CPUs
 lost within them tell that others want these."""
+_LOST_A_SECOND = 75
+"""If they are lost as often as this. The system takes some 35 a second from two threads on an idle
+machine; one other program that never sleeps takes 250 and more."""
 _BETTER = 0.9
 """Another number of threads is kept if it takes at most this part of the time."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 4.0
@@ -60,6 +63,7 @@ class ThreadGovernor:
         if self._most == 1 or num_tokens > MOST_GOVERNED_TOKENS:
             self._use(self._most)
             step()
+            self._size = 0  # CPUs that were lost in it tell nothing of the steps before and after
             return
         if num_tokens != self._size:
             self._size, self._trial = num_tokens, None
@@ -82,7 +86,7 @@ class ThreadGovernor:
         if not preemptions and self._settled == self._most:
             self._start_window()  # quick steps before the slow ones would hide how slow these are
             return
-        is_contended = preemptions >= _WINDOW
+        is_contended = preemptions >= max(_WINDOW, _LOST_A_SECOND * self._seconds)
         if self._steps < _WINDOW and not is_contended:
             return
         if is_contended and self._settled > 1 and now >= self._next_trial["down"]:

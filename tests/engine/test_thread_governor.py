@@ -100,6 +100,24 @@ def test_single_lost_cpus_on_a_quiet_machine_are_no_reason(lost: list[int]) -> N
             assert machine.run() == 4
 
 
+@pytest.mark.parametrize("cpus", [2, 4])
+def test_a_quiet_machine_takes_some_cpus_from_slow_steps_too(cpus: int) -> None:
+    """Steps of 50 ms lose more CPUs each than short ones do, though no more a second."""
+    machine = Machine(cpus)
+    for i in range(200):
+        machine.preemptions += 1 + i % 3
+        assert machine.run(num_tokens=25 * cpus) == cpus
+
+
+def test_cpus_lost_in_long_steps_do_not_count() -> None:
+    machine = Machine(2)
+    for _ in range(20):
+        machine.preemptions += 1
+        assert {machine.run() for _ in range(5)} == {2}
+        machine.preemptions += 30
+        assert machine.run(512) == 2
+
+
 def test_long_steps_have_all_threads() -> None:
     machine = Machine(2)
     machine.is_busy = True
