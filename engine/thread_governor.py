@@ -20,9 +20,12 @@ MOST_GOVERNED_TOKENS = 64
 _WINDOW = 8
 """Steps with the same number of tokens by which a number of threads is judged, and how many CPUs
 lost within them tell that others want these."""
-_LOST_A_SECOND = 75
+_LOST_A_SECOND = 120
 """If they are lost as often as this. The system takes some 35 a second from two threads on an idle
-machine; one other program that never sleeps takes 250 and more."""
+machine, 90 for a tenth of one; one other program that never sleeps takes 250 and more."""
+_LONG_STEP = 0.02
+"""Seconds, many time slices: a trial of such steps can be lost by one, of shorter ones by half a
+window."""
 _BETTER = 0.9
 """Another number of threads is kept if it takes at most this part of the time."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 4.0
@@ -100,8 +103,9 @@ class ThreadGovernor:
         self._use(threads)
 
     def _judge(self, trial: _Direction, now: float) -> None:
-        """During a trial: end it after a window, or when half of one or more is too slow."""
-        allowed = _BETTER * self._settled_seconds * max(self._steps, _WINDOW // 2)
+        """During a trial: end it after a window, or when what must be steps enough is too slow."""
+        least = 1 if self._settled_seconds > _LONG_STEP else _WINDOW // 2
+        allowed = _BETTER * self._settled_seconds * max(self._steps, least)
         is_lost = self._seconds > allowed
         if not is_lost and self._steps < _WINDOW:
             return

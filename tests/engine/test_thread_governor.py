@@ -109,6 +109,17 @@ def test_a_quiet_machine_takes_some_cpus_from_slow_steps_too(cpus: int) -> None:
         assert machine.run(num_tokens=25 * cpus) == cpus
 
 
+def test_one_step_shows_that_fewer_threads_are_slower_where_steps_are_long() -> None:
+    machine = Machine(2)
+    machine.seconds = lambda threads, num_tokens: STEP * num_tokens / threads  # type: ignore[method-assign]
+    used = []
+    for _ in range(40):
+        machine.preemptions += 20
+        used.append(machine.run(num_tokens=50))
+    assert used[:4] == [2, 2, 1, 2]
+    assert used.count(1) == 3, "after pauses of half a second and one"
+
+
 def test_cpus_lost_in_long_steps_do_not_count() -> None:
     machine = Machine(2)
     for _ in range(20):
