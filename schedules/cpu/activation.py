@@ -18,8 +18,10 @@ Everything about a group of one token lies side by side, and beside it the same 
 as they are multiplied by the same weights: kernels read it as one stream.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from tvm import tirx
@@ -67,10 +69,11 @@ def activation_buffers(k: int, m: Any, terms: int) -> list[tuple[tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """What the sums of a group of the high term begin with: -zero_point · Σ term, and where
+    """What the sums of a group of a term begin with: -zero_point · Σ term, rounded, and where
     `num_pairs` words are multiplied in pairs, what these have too much of x (see `dot_many`)."""
 
-    zero_point: int = 0
+    zero_point: int | Fraction = 0
+    """A multiple of some 1/2^n."""
     num_pairs: int = 0
 
     @property
@@ -82,6 +85,15 @@ class Starts:
     def low_steps(self) -> int:
         """Of the low term, that are one step of the high one."""
         return 240 if self.num_pairs else 256
+
+    def offset(self, total: Any) -> Any:
+        """-zero_point · total, int32, rounded to nearest."""
+        numerator, denominator = self.zero_point.as_integer_ratio()
+        product = total * T.int32(-numerator)
+        if denominator == 1:
+            return product
+        shift = denominator.bit_length() - 1
+        return T.shift_right(product + T.int32(denominator // 2), T.int32(shift))
 
 
 @kernel_factory
@@ -97,9 +109,10 @@ def quantize_activations(
     A threshold of 0 keeps the low terms of all groups; those that are not kept are not written, nor
     are sums over groups of 16 without `has_halves`, nor starts without pairs of words.
     """
-    options = f"{threshold}_{has_halves}".replace(".", "_")
+    options = f"{threshold}_{has_halves}"
     if starts is not None:
         options += f"_{starts.zero_point}_{starts.num_pairs}"
+    options = re.sub("[./]", "_", options)
     with kernel(f"quantize_activations_{k}_{terms}_{options}") as (func, ib):
         x = func.buffer("x", ("num_tokens", k), "float32")
         specs = activation_buffers(k, "num_tokens", terms)
@@ -240,7 +253,7 @@ class _Rounding:
             total = _sum(q[0] + q[1])
         offset = _scaled(total, scale)
         if starts is not None and starts.zero_point:
-            offset = B.Bind(total * T.int32(-starts.zero_point))
+            offset = B.Bind(starts.offset(total))
         if starts is not None and starts.num_pairs:
             start = offset if starts.zero_point else T.int32(0)
             start = start - _too_much(halves, starts.num_pairs)

@@ -22,6 +22,7 @@ it is in, to the last bit.
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 from tvm.script import tirx as T
@@ -95,27 +96,19 @@ def dot_upper(
     tokens: int,
     unit: ByteDot,
     ahead: Ahead,
-    starts: Any,
 ) -> list[list[Any]]:
     """As `dot_int8`, of the upper plane of a weight and the high term of x alone; the lower 4 bits
-    of a q count as 7.5. `starts`: [groups, m, 2] int32, first what `upper_start` gives.
+    of a q count as 7.5. The starts of x are for `upper_zero`.
     """
     tile = _Tile(weight.upper, len(blocks), x, first, tokens, unit)
-    tile.start_at = lambda i, group: starts[group, tile.tokens[i], 0]
+    tile.zero_point = upper_zero(weight)
     _emit_groups(tile, blocks, ahead)
     return [[value * constant(16.0) for value in values] for values in tile.sums()]
 
 
-def upper_start(weight: PackedWeight, step_sum: Any) -> Any:
-    """What the sums of the upper plane begin with, int32: -zero · Σ xq, with the zero point that
-    lower bits of 7.5 each leave, (zero point of the format - 7.5) / 16."""
-    zero = weight.format.zero_point or 0
-    return _half_up(step_sum * T.int32(15 - 2 * zero), 5)
-
-
-def _half_up(value: Any, shift: int) -> Any:
-    """value / 2^shift, rounded to nearest."""
-    return T.shift_right(value + T.int32(1 << (shift - 1)), T.int32(shift))
+def upper_zero(weight: PackedWeight) -> Fraction:
+    """The zero point of the upper plane that lower bits of 7.5 each leave."""
+    return ((weight.format.zero_point or 0) - Fraction(15, 2)) / 16
 
 
 def _dot_planes(
@@ -273,9 +266,7 @@ class _Tile:
         # A single token waits for memory, which is slower where LLVM exchanges two loads.
         is_streaming = tokens == 1 and unit.widen is None
         self.is_ordered = needs_room or is_streaming
-        self.start_at: Callable[[int, Any], Any] | None = None
-        """Where they are known: what the sums of a token (by its place in the tile) and a group of
-        the high term begin with."""
+        self.zero_point: int | Fraction = zero_of_sums(weight, unit)
 
     def sums(self) -> list[list[Any]]:
         count = len(self.tokens)
@@ -414,14 +405,9 @@ class _Tile:
 
     def _minus_zero(self, i: int, group: Any, term: int) -> Any:
         """What the sums of q·x of token number i of the tile lack, in every lane."""
-        lanes, x, token = self.unit.lanes, self.x, self.tokens[i]
-        if self.start_at is not None and term == 0:
-            return B.Bind(splat(self.start_at(i, group), lanes))
-        zero_point = zero_of_sums(self.weight, self.unit)
-        if not zero_point:
-            return splat(T.int32(0), lanes)
-        value = x.minus_zero(zero_point, self.weight.group, token, group, term)
-        return B.Bind(splat(value, lanes))
+        of, token = self.weight.group, self.tokens[i]
+        value = self.x.minus_zero(self.zero_point, of, token, group, term)
+        return B.Bind(splat(value, self.unit.lanes))
 
     def _multiply_add(
         self,

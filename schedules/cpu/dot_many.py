@@ -14,9 +14,9 @@ the same for all rows, and comes with x (`activation.Starts`), or for all tokens
 beforehand. All of it are exact integers: sums are the same as by single products, to the last bit.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from tvm.script import tirx as T
@@ -24,7 +24,7 @@ from tvm.tirx.script import builder as B
 
 from .activation import GROUP, KEPT_BITS
 from .byte_dots import ByteDot
-from .dot_int8 import block_groups, for_bits, zero_of_sums
+from .dot_int8 import block_groups, for_bits, upper_zero, zero_of_sums
 from .int8_activations import Int8Activations
 from .packing import PackedWeight
 from .vectors import (
@@ -54,22 +54,18 @@ def dot_many(
     unit: ByteDot,
     distance: int,
     store: Callable[[Any, list[Any]], None],
-    start_at: Callable[[Any, Any], Any] | None = None,
 ) -> None:
     """Emit x Wᵀ of some blocks of 16 rows and `count` tokens (bound, at most `MAX_TOKENS`) from
     `first` on: `store(token, for each block a vector of rows)`, for every token.
 
     `blocks`: as in `dot_int8.dot_int8`; `unit`: one of 16 rows that widens nothing. `distance`: how
-    many bytes behind what it reads it asks for; 0: nothing. With `start_at(token, group)` sums
-    begin with that, not with what `x.starts` says, and there is no low term.
+    many bytes behind what it reads it asks for; 0: nothing.
     """
     many = _Many(weight, blocks, x, first, count, unit)
-    many.emit_high_terms(distance, start_at)
-    if x.kept is not None and start_at is None:
+    many.emit_high_terms(distance)
+    if x.kept is not None:
         many.emit_low_terms()
-    with B.serial(count) as i:
-        sums = [B.Bind(many.sums[many.place(i, b)]) for b in range(len(blocks))]
-        store(B.Bind(first + i), sums)
+    many.emit_store(store)
 
 
 def dot_upper_many(
@@ -81,17 +77,16 @@ def dot_upper_many(
     unit: ByteDot,
     distance: int,
     store: Callable[[Any, list[Any]], None],
-    starts: Any,
 ) -> None:
-    """As `dot_int8.dot_upper`, of many tokens; of `starts` it takes the second."""
-
-    def start_at(token: Any, group: Any) -> Any:
-        return starts[group, token, 1]
+    """As `dot_int8.dot_upper`, of many tokens."""
+    many = _Many(weight.upper, blocks, x, first, count, unit)
+    many.zero_point = upper_zero(weight)
+    many.emit_high_terms(distance)
 
     def store_upper(token: Any, values: list[Any]) -> None:
         store(token, [B.Bind(value * constant(16.0)) for value in values])
 
-    dot_many(weight.upper, blocks, x, first, count, unit, distance, store_upper, start_at)
+    many.emit_store(store_upper)
 
 
 def for_chunks(start: Any, stop: Any, emit: Callable[[Any, Any], None]) -> None:
@@ -150,6 +145,7 @@ class _Many:
         self.first, self.count, self.num_blocks = opaque(first), opaque(count), len(blocks)
         self.are_neighbours = len(blocks) > 1 and blocks[0][0].same_as(blocks[1][0])
         self.groups_at = block_groups(weight, blocks, unit)
+        self.zero_point: int | Fraction = zero_of_sums(weight, unit)
         self.sums = local_array(MAX_TOKENS * self.num_blocks * LANES)
         with B.serial(self.count * self.num_blocks) as i:
             B.buffer_store(self.sums, constant(0.0), [ramp(i * LANES)])
@@ -158,9 +154,7 @@ class _Many:
         """Where the sums of the chunk's token number i are."""
         return ramp((i * self.num_blocks + block) * LANES)
 
-    def emit_high_terms(self, distance: int, start_at: Callable[[Any, Any], Any] | None) -> None:
-        if start_at is None:
-            start_at = functools.partial(self._start, term=0)
+    def emit_high_terms(self, distance: int) -> None:
         with B.serial(T.int64(self.weight.num_groups)) as number:
             number = opaque(number)
             groups = self.groups_at(number)
@@ -170,7 +164,7 @@ class _Many:
             blocks = self._registers(groups)
 
             def emit(*places: Any) -> None:
-                tokens = [self._token(B.Bind(i), number, start_at) for i in places]
+                tokens = [self._token(B.Bind(i), number, 0) for i in places]
                 for token in tokens:
                     # The other threads' part of x may be in their caches still.
                     prefetch_line(T.address_of(self.x.groups[number + 1, token.row, 0]))
@@ -181,22 +175,17 @@ class _Many:
             with B.If(self.count % 2 != 0), B.Then():
                 emit(self.count - 1)
 
-    def _token(self, place: Any, number: Any, start_at: Callable[[Any, Any], Any]) -> _Token:
-        """The chunk's token of that number (bound), before a group."""
+    def _token(self, place: Any, number: Any, term: int) -> _Token:
+        """The chunk's token number `place` (bound), before a group and a term."""
         row = B.Bind(self.first + place)
-        return _Token(place, row, B.Bind(splat(start_at(row, number))))
+        if self._num_pairs:
+            start = self.x.paired_start(row, number, term)
+        else:
+            start = self.x.minus_zero(self.zero_point, self.weight.group, row, number, term)
+        return _Token(place, row, B.Bind(splat(start)))
 
     def _registers(self, groups: Sequence[StoredGroup]) -> list[_Registers]:
         return [_Registers(group, self.weight, self.unit, self._num_pairs) for group in groups]
-
-    def _start(self, token: Any, number: Any, term: int) -> Any:
-        """What the sums of a token and a group begin with."""
-        zero_point = zero_of_sums(self.weight, self.unit)
-        if self._num_pairs:
-            return self.x.paired_start(token, number, term)
-        if not zero_point:
-            return T.int32(0)
-        return self.x.minus_zero(zero_point, self.weight.group, token, number, term)
 
     def emit_low_terms(self) -> None:
         """Emit what low terms add: of each group for the tokens that keep it."""
@@ -232,10 +221,14 @@ class _Many:
         blocks = self._registers(self.groups_at(number))
 
         def emit(i: Any) -> None:
-            token = self._token(i, number, functools.partial(self._start, term=1))
-            self._emit_tokens(blocks, [token], number, 1)
+            self._emit_tokens(blocks, [self._token(i, number, 1)], number, 1)
 
         for_bits(tokens, emit)
+
+    def emit_store(self, store: Callable[[Any, list[Any]], None]) -> None:
+        with B.serial(self.count) as i:
+            sums = [B.Bind(self.sums[self.place(i, b)]) for b in range(self.num_blocks)]
+            store(B.Bind(self.first + i), sums)
 
     @property
     def _num_pairs(self) -> int:

@@ -1,6 +1,7 @@
 """Activations in terms of int8, as the kernels that multiply them read them."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from tvm.script import tirx as T
@@ -52,13 +53,15 @@ class Int8Activations:
         return self._sum(group_size, token, group, term, STEP_SUM)
 
     def minus_zero(
-        self, zero_point: int, group_size: int, token: Any, group: Any, term: int
+        self, zero_point: int | Fraction, group_size: int, token: Any, group: Any, term: int
     ) -> Any:
-        """-zero_point · Σ of a term."""
+        """-zero_point · Σ of a term; of those that are no integers only that of the starts."""
+        if not zero_point:
+            return T.int32(0)
         is_known = self.starts is not None and self.starts.zero_point == zero_point
         if is_known and group_size == GROUP:
             return self.groups[self._record(GROUP, group, term), token, OFFSET]
-        return self.step_sum(group_size, token, group, term) * T.int32(-zero_point)
+        return self.step_sum(group_size, token, group, term) * T.int32(-int(zero_point))
 
     def paired_start(self, token: Any, group: Any, term: int) -> Any:
         """What the sums of a group of 32 begin with, where words are multiplied in pairs."""

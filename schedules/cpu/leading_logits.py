@@ -64,16 +64,12 @@ _VARIANCE = _DEVIATIONS**2 * (16**2 - 1) / 12 * _ROUNDING
 
 
 @kernel_factory
-def prepare(head: PackedWeight, isa: CpuIsa, terms: int) -> tirx.PrimFunc:
-    """(x [m, K], x as in `linear.linears`) → [m, groups] float32: (5 d)² of a weight with scales of
-    1, as above; and what the sums of the upper plane begin with (`starts_shape`).
-    """
+def group_norms(head: PackedWeight) -> tirx.PrimFunc:
+    """x [m, K] → [m, groups] float32: (5 d)² of a weight with scales of 1, as above."""
     k, num_groups = head.k, head.num_groups
-    with kernel(f"prepare_{head.key}_{isa.name}_{terms}") as (func, ib):
+    with kernel(f"group_norms_{head.key}") as (func, ib):
         x = func.buffer("x", ("num_tokens", k), "float32")
-        rounded = linear.declare_x(func, [head], terms, isa)
         norms = func.buffer("norms", ("num_tokens", num_groups), "float32")
-        starts = func.buffer("starts", starts_shape(head, "num_tokens"), "int32")
 
         def emit_group(row: Any, group: Any, count: int) -> None:
             squares = local_array(LANES)
@@ -89,11 +85,6 @@ def prepare(head: PackedWeight, isa: CpuIsa, terms: int) -> tirx.PrimFunc:
                     B.buffer_store(squares, squares[lane] + value * value, [lane])
             total = reduce_sum(squares[ramp(0)]) * T.float32(_VARIANCE)
             B.buffer_store(norms, total, [row, group])
-            step_sum = rounded.step_sum(GROUP, row, group, 0)
-            start = B.Bind(dot_int8.upper_start(head, step_sum))
-            B.buffer_store(starts, start, [group, row, 0])
-            paired = start + rounded.paired_start(row, group, 0) if rounded.num_pairs else start
-            B.buffer_store(starts, paired, [group, row, 1])
 
         def emit(row: Any) -> None:
             whole, rest = divmod(k, GROUP)
@@ -130,12 +121,6 @@ class _Arguments:
         return B.Bind(T.Select(is_id, values, constant(-math.inf)))
 
 
-def starts_shape(head: PackedWeight, m: Any) -> tuple[Any, ...]:
-    """Of what the sums of groups begin with, for m rows, int32: of single products
-    (`dot_int8.upper_start`), and of those that `x.starts` says."""
-    return (head.num_groups, m, 2)
-
-
 def highest_shape(head: PackedWeight, m: Any) -> tuple[Any, int]:
     """Of the highest logit of each block, for m rows; blocks come in whole vectors of 16."""
     return (m, head.num_block_vectors * LANES)
@@ -143,14 +128,12 @@ def highest_shape(head: PackedWeight, m: Any) -> tuple[Any, int]:
 
 @kernel_factory
 def upper_logits(head: PackedWeight, isa: CpuIsa, terms: int) -> tirx.PrimFunc:
-    """(x as in `linear.linears`, packed, num_ids [1] int32, starts of `prepare`) → logits [m, N]
-    float32 from the upper plane, and of each block the highest one of the first `num_ids`
-    (`highest_shape`)."""
+    """(x as in `linear.linears`, packed, num_ids [1] int32) → logits [m, N] float32 from the upper
+    plane, and of each block the highest one of the first `num_ids` (`highest_shape`)."""
     schedule = linear.schedule_for([head.upper], isa, terms)
     with kernel(f"upper_logits_{head.key}_{isa.name}_{terms}") as (func, ib):
         arguments = _Arguments(func, head, isa, terms)
         packed, x = arguments.packed, arguments.x
-        starts = func.buffer("starts", starts_shape(head, "num_tokens"), "int32")
         y = func.buffer("y", ("num_tokens", head.n), "float32")
         highest = func.buffer("highest", highest_shape(head, "num_tokens"), "float32")
 
@@ -165,9 +148,7 @@ def upper_logits(head: PackedWeight, isa: CpuIsa, terms: int) -> tirx.PrimFunc:
                 is_pair = len(blocks) > 1
                 ahead = tile_ahead(schedule, first, tokens, start, stop, is_pair=is_pair)
                 pairs = [(packed, number) for number in blocks]
-                results = dot_int8.dot_upper(
-                    head, pairs, x, first, tokens, arguments.unit, ahead, starts
-                )
+                results = dot_int8.dot_upper(head, pairs, x, first, tokens, arguments.unit, ahead)
                 for number, values in zip(blocks, results, strict=True):
                     store(number, first, [B.Bind(value) for value in values])
 
@@ -191,7 +172,7 @@ def upper_logits(head: PackedWeight, isa: CpuIsa, terms: int) -> tirx.PrimFunc:
                 blocks = [(packed, number) for number in both]
                 distance = schedule.prefetch_many
                 dot_many.dot_upper_many(
-                    head, blocks, x, first, tokens, arguments.unit, distance, store_both, starts
+                    head, blocks, x, first, tokens, arguments.unit, distance, store_both
                 )
 
             with unless_many(schedule.many_tokens, start, stop, emit_many):

@@ -53,8 +53,8 @@ def activation_starts(weights: Sequence[PackedWeight], isa: CpuIsa) -> Starts | 
     zeros = {dot_int8.zero_of_sums(weight, unit) for weight in weights}
     if len(zeros) > 1 or any(weight.group != GROUP for weight in weights):
         return None
-    if isa.num_word_pairs and all(weight.planes for weight in weights):
-        return Starts(0, isa.num_word_pairs)  # the upper planes have a zero point of their own
+    if all(weight.planes for weight in weights):
+        return Starts(dot_int8.upper_zero(weights[0]), isa.num_word_pairs)
     can_pair = all(weight.is_nibbles for weight in weights)
     return Starts(zeros.pop(), isa.num_word_pairs if can_pair else 0)
 

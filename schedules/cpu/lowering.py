@@ -99,14 +99,10 @@ class _CpuLowering:
                 return made
             return [relax.TupleGetItem(made, i) for i in range(len(outputs))]
 
-        norms, starts = call(
-            leading_logits.prepare(head, self.isa, terms), ((m, head.num_groups), "float32"),
-            (leading_logits.starts_shape(head, m), "int32"),
-            given=[x, *inputs],
-        )  # fmt: skip
+        norms = call(leading_logits.group_norms(head), ((m, head.num_groups), "float32"), given=[x])
         y, highest = call(
             leading_logits.upper_logits(*what), logits,
-            (leading_logits.highest_shape(head, m), "float32"), given=[*shared, starts],
+            (leading_logits.highest_shape(head, m), "float32"),
         )  # fmt: skip
         least, doubts = call(
             leading_logits.least_highest(*what), ((m,), "float32"), rows, given=[*shared, highest]

@@ -47,12 +47,9 @@ class Head:
         ids = lab.tensor(np.array([weight.n if num_ids is None else num_ids], np.int32))
         shared = [*inputs, self.packed, ids]
         norms = self.empty((m, weight.num_groups))
-        starts = self.empty(leading_logits.starts_shape(weight, m), "int32")
-        self.kernel(leading_logits.prepare, lab.isa, self.terms)(
-            lab.tensor(x), *inputs, norms, starts
-        )
+        self.kernel(leading_logits.group_norms)(lab.tensor(x), norms)
         y, highest = self.empty((m, weight.n)), self.empty(leading_logits.highest_shape(weight, m))
-        self.kernel(leading_logits.upper_logits, *what)(*shared, starts, y, highest)
+        self.kernel(leading_logits.upper_logits, *what)(*shared, y, highest)
         upper = y.numpy().copy()
         least, doubts = self.empty((m,)), self.empty((m,), "int32")
         self.kernel(leading_logits.least_highest, *what)(*shared, highest, least, doubts)
