@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from .engine.async_mlc_engine import AsyncMLCEngine
     from .engine.mlc_engine import MLCEngine
 
-__version__ = "0.5.0"
+__version__ = "0.5.1"
 __all__ = ["AsyncMLCEngine", "MLCEngine", "__version__", "compile"]
 
 _EXPORTS = {

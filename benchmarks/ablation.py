@@ -26,7 +26,7 @@ from .samples import OURS, Samples
 from .workers import Worker
 from .works import Work, parse_works
 
-WORKS = "decode,decode_4096,prefill_512,batch_8"
+WORKS = "decode,decode_4096,prefill_512,batch_8,batch_32"
 SMALL_PAGES = "4 kB pages"
 HUGE_PAGES = "on huge pages"
 """Key of the samples that say how many bytes of a worker lie there."""
@@ -60,6 +60,13 @@ def _no_splits() -> None:
     attention._MAX_SPLITS = 1
 
 
+def _whole_head() -> None:
+    from ..schedules.cpu import linear_inputs
+    from ..targets import cpu
+
+    linear_inputs.has_planes = cpu.has_planes = lambda *args: False  # type: ignore[assignment]
+
+
 def change_schedules(values: Mapping[str, int]) -> None:
     """Give all schedules of linear kernels these values, from now on in this process."""
     from ..schedules.cpu.linear_schedule import LinearSchedule
@@ -80,6 +87,9 @@ VARIANTS = (
     Variant("a parallel region for each operator", build_environment={"EVERYCAST_ONE_REGION": "0"}),
     Variant(SMALL_PAGES, prefix=(sys.executable, "-S", "-c", _SMALL_PAGES)),
     Variant("no prefetch of weights", {"prefetch_one": 0, "prefetch_few": 0, "prefetch_many": 0}),
+    Variant("half of the head in greedy decoding", change=_whole_head),
+    Variant("words multiplied in pairs (for Zen 4)", target="cpu:znver4"),
+    Variant("weights that stay in registers", {"many_tokens": 0, "pair_tokens": 4}),
     Variant("two blocks of rows at once", _NO_PAIRS),
     Variant("tiles of one token", {"tile_tokens": 1, "unpack_tokens": 0, **_NO_PAIRS}),
     Variant("a context is one thread's", change=_no_splits),

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from everycast.artifact.tensor_format import TensorFormat
 from everycast.benchmarks.ablation import (
     HUGE_PAGES,
     SMALL_PAGES,
@@ -13,8 +14,10 @@ from everycast.benchmarks.ablation import (
 from everycast.benchmarks.samples import Samples
 from everycast.benchmarks.workers import Worker
 from everycast.benchmarks.works import parse_works
+from everycast.schedules.cpu import linear_inputs
 from everycast.schedules.cpu.isa import CpuIsa
 from everycast.schedules.cpu.linear_schedule import LinearSchedule, default_schedule
+from everycast.targets import cpu
 
 CHANGES = {variant.name: variant.schedule for variant in VARIANTS}
 AVX512 = CpuIsa("avx512", 16, 32, "avx512vnni")
@@ -52,6 +55,24 @@ def test_tiles_of_one_token_and_one_block() -> None:
     for schedule in schedules():
         assert schedule.tiles == (1,)
         assert (schedule.least_paired, schedule.unpack_tokens) == (0, 0)
+
+
+@pytest.mark.usefixtures("schedules_change")
+def test_no_weights_stay_in_registers_but_in_tiles_of_two_blocks() -> None:
+    change_schedules(CHANGES["weights that stay in registers"])
+    assert {(s.many_tokens, s.pair_tokens) for s in schedules()} == {(0, 4)}
+
+
+def test_the_whole_head_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = TensorFormat("float16", 8, 32, 127)
+    for module in (linear_inputs, cpu):
+        monkeypatch.setattr(module, "has_planes", module.has_planes)
+        assert module.has_planes(head, AVX512, "int8")
+    (change,) = (v.change for v in VARIANTS if v.name == "half of the head in greedy decoding")
+    assert change is not None
+    change()
+    assert not linear_inputs.has_planes(head, AVX512, "int8")
+    assert not cpu.has_planes(head, AVX512, "int8")
 
 
 @pytest.mark.usefixtures("schedules_change")
