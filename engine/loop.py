@@ -11,8 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from typing import NamedTuple
 
 from ..artifact.errors import EverycastError, RequestError
 from .engine_config import ScheduleLimits
@@ -50,24 +51,22 @@ class _Job:
 
     @property
     def is_finished(self) -> bool:
-        return len(self.finished_choices) == self.request.params.n
+        return len(self.finished_choices) == len(self.samplers)
 
     def next_samplers(self, sequence: Sequence) -> list[SequenceSampler]:
         """Those of every choice when the prompt was just computed, else the sequence's own."""
-        if len(self.sequences) < self.request.params.n:
+        if len(self.sequences) == 1:
             return self.samplers
         return [self.samplers[sequence.choice_index]]
 
 
-@dataclass(slots=True)
-class _News:
-    """What a step gave a sequence that is still running."""
+class _Turn(NamedTuple):
+    """What a step does for one sequence."""
 
     job: _Job
     chunk: ScheduledChunk
-    num_tokens: int
-    tokens: list[SampledToken | None] = field(default_factory=list)
-    """None where the logits were not numbers."""
+    samplers: ListLike[SequenceSampler]
+    """Those that draw from the logits of the chunk's last token."""
 
 
 class EngineLoop:
@@ -231,9 +230,10 @@ class EngineLoop:
     def _run_step(self) -> None:
         start = self._clock()
         plan = self.scheduler.schedule(self._prefill_budget.num_tokens)
+        turns = self._turns(plan)
         execute_start = self._clock()
         try:
-            self._execute(plan)
+            self._execute(plan, turns)
         except Exception as error:
             self._fail_step(plan, error)
             return
@@ -241,19 +241,19 @@ class EngineLoop:
         self._take_inbox()
         self.scheduler.commit(plan)
         try:
-            news = self._sample(plan)
+            news, tokens = self._sample(turns)
         except Exception as error:
             self._fail_step(plan, error)
             return
-        self._update(news)
+        self._update(news, tokens)
         self._counters.num_steps += 1
         step_time_s = self._clock() - start
         self._counters.step_time_s += step_time_s
         self._prefill_budget.learn(plan, step_time_s)
-        for item in news:
+        for job, _, _ in news:
             # Choices of one job are delivered together, with the first.
-            if item.job.choices or item.job.prompt_logprobs:
-                self._deliver(item.job)
+            if job.choices or job.prompt_logprobs:
+                self._deliver(job)
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> None:
         # A known error says all in its text, which goes to whoever asked.
@@ -291,22 +291,22 @@ class EngineLoop:
         else:
             job.sequences.append(self.scheduler.add(job.request))
 
-    def _execute(self, plan: StepPlan) -> None:
+    def _turns(self, plan: StepPlan) -> list[_Turn]:
+        turns = []
+        for chunk in plan.chunks:
+            job = self._jobs[chunk.sequence.request.request_id]
+            samplers = job.next_samplers(chunk.sequence) if chunk.is_sampled else ()
+            turns.append(_Turn(job, chunk, samplers))
+        return turns
+
+    def _execute(self, plan: StepPlan, turns: list[_Turn]) -> None:
         if plan.page_copies:
             self._copy_pages(plan.page_copies)
-        arg_max_ids = self._tokenizer_size if self._takes_arg_max(plan) else 0
-        self._runner.execute(build_step_input(plan, arg_max_ids))
-
-    def _takes_arg_max(self, plan: StepPlan) -> bool:
-        """Whether nothing is asked of the step's logits but the arg max of each row."""
-        for chunk in plan.chunks:
-            if chunk.prompt_rows:
-                return False
-            if chunk.is_sampled:
-                job = self._jobs[chunk.sequence.request.request_id]
-                if not all(sampler.takes_arg_max for sampler in job.next_samplers(chunk.sequence)):
-                    return False
-        return True
+        # Whether nothing is asked of the step's logits but the arg max of each row.
+        takes_arg_max = not plan.num_prompt_rows and all(
+            [sampler.takes_arg_max for _, _, samplers in turns for sampler in samplers]
+        )
+        self._runner.execute(build_step_input(plan, self._tokenizer_size if takes_arg_max else 0))
 
     def _copy_pages(self, page_copies: list[tuple[int, int]]) -> None:
         """Make the copies in as few calls as keep sources and targets of one call apart."""
@@ -321,27 +321,24 @@ class EngineLoop:
             targets.append(target)
         self._runner.copy_pages(sources, targets)
 
-    def _sample(self, plan: StepPlan) -> list[_News]:
-        """Turn the step's logits into the news of every sequence that is still running."""
-        news: list[_News] = []
+    def _sample(self, turns: list[_Turn]) -> tuple[list[_Turn], list[SampledToken | None]]:
+        """The turns of sequences that are still running, and the tokens that all their samplers
+        draw from the step's logits; None where these are not numbers."""
+        news: list[_Turn] = []
         draws: list[tuple[int, SequenceSampler]] = []
-        first_row = 0
-        for chunk in plan.chunks:
-            sequence, num_prompt_rows = chunk.sequence, len(chunk.prompt_rows)
-            if not chunk.is_decode:
-                self._counters.num_prefill_tokens += chunk.num_tokens
+        row = 0
+        for turn in turns:
+            job, (sequence, _, num_tokens, prompt_rows, is_sampled, is_decode), samplers = turn
+            if not is_decode:
+                self._counters.num_prefill_tokens += num_tokens
             if sequence.status is SequenceStatus.RUNNING:
-                job = self._jobs[sequence.request.request_id]
-                if num_prompt_rows:
-                    self._add_prompt_logprobs(job, chunk.prompt_rows, first_row)
-                samplers = job.next_samplers(sequence) if chunk.is_sampled else []
-                draws += [(first_row + num_prompt_rows, sampler) for sampler in samplers]
-                news.append(_News(job, chunk, num_tokens=len(samplers)))
-            first_row += num_prompt_rows + chunk.is_sampled
-        tokens = iter(sample_tokens(self._runner, draws, num_ids=self._tokenizer_size))
-        for item in news:
-            item.tokens = list(islice(tokens, item.num_tokens))
-        return news
+                if prompt_rows:
+                    self._add_prompt_logprobs(job, prompt_rows, row)
+                for sampler in samplers:
+                    draws.append((row + len(prompt_rows), sampler))
+                news.append(turn)
+            row += len(prompt_rows) + is_sampled
+        return news, sample_tokens(self._runner, draws, num_ids=self._tokenizer_size)
 
     def _add_prompt_logprobs(self, job: _Job, prompt_rows: range, first_row: int) -> None:
         job.prompt_logprobs += token_logprobs(
@@ -352,54 +349,54 @@ class EngineLoop:
             num_top=job.request.params.prompt_logprobs or 0,
         )
 
-    def _update(self, news: list[_News]) -> None:
-        for item in news:
-            job, sequence = item.job, item.chunk.sequence
+    def _update(self, news: list[_Turn], tokens: list[SampledToken | None]) -> None:
+        """Append the next token of each sequence; those of every choice when the prompt was just
+        computed."""
+        end = 0
+        for job, chunk, samplers in news:
+            start, end = end, end + len(samplers)
+            sequence = chunk.sequence
             # Another choice may have ended the job meanwhile.
             if sequence.status is not SequenceStatus.RUNNING:
                 continue
             try:
-                if item.chunk.is_sampled:
-                    self._accept_all(job, sequence, item.tokens)
+                if len(samplers) == 1:
+                    self._accept(job, sequence, tokens[start])
+                elif samplers:
+                    self._fork(job, sequence)
+                    for owner, token in zip(job.sequences, tokens[start:end], strict=True):
+                        self._accept(job, owner, token)
                 elif sequence.num_tokens_to_compute == 0:
                     self._finish_all(job, "length")
             except Exception as error:
                 self._fail(job, error)
 
-    def _accept_all(self, job: _Job, sequence: Sequence, tokens: list[SampledToken | None]) -> None:
-        """Append the sequence's next token; those of every choice when the prompt was just
-        computed."""
-        sequences = [sequence]
-        if len(tokens) > 1:
-            sequences += [
-                self.scheduler.fork(sequence, choice_index)
-                for choice_index in range(1, job.request.params.n)
-            ]
-            job.sequences = sequences
-        for owner, token in zip(sequences, tokens, strict=True):
-            if token is None:
-                raise EverycastError("the model gave logits that are not numbers (NaN or infinity)")
-            self._accept(job, owner, token)
+    def _fork(self, job: _Job, sequence: Sequence) -> None:
+        """Give the other choices their sequences, now that the prompt is computed."""
+        for choice_index in range(1, len(job.samplers)):
+            job.sequences.append(self.scheduler.fork(sequence, choice_index))
 
-    def _accept(self, job: _Job, sequence: Sequence, token: SampledToken) -> None:
-        sequence.token_ids.append(token.token_id)
+    def _accept(self, job: _Job, sequence: Sequence, token: SampledToken | None) -> None:
+        if token is None:
+            raise EverycastError("the model gave logits that are not numbers (NaN or infinity)")
+        token_id, choice_index = token.token_id, sequence.choice_index
+        sequence.token_ids.append(token_id)
         job.num_output_tokens += 1
         self._counters.num_output_tokens += 1
         reason: FinishReason | None = None
         stop_token_id: int | None = None
         num_output_tokens = sequence.num_output_tokens
-        may_end = num_output_tokens > job.request.params.min_tokens
-        if may_end and token.token_id in job.end_ids:
-            reason, stop_token_id = "stop", token.token_id
+        if token_id in job.end_ids and num_output_tokens > job.request.params.min_tokens:
+            reason, stop_token_id = "stop", token_id
         else:
             if num_output_tokens >= job.max_output_tokens:
                 reason = "length"
-            if job.sink.on_token(sequence.choice_index, token.token_id):
+            if job.sink.on_token(choice_index, token_id):
                 reason = "stop"
-        job.choices.append(ChoiceOutput(sequence.choice_index, (token,), reason, stop_token_id))
+        job.choices.append(ChoiceOutput(choice_index, (token,), reason, stop_token_id))
         if reason is not None:
             self.scheduler.finish(sequence, reason)
-            job.finished_choices.add(sequence.choice_index)
+            job.finished_choices.add(choice_index)
 
     def _finish_all(self, job: _Job, reason: FinishReason) -> None:
         """End every choice of the job that has not ended, also those that have not begun."""
@@ -429,17 +426,14 @@ class EngineLoop:
             del self._jobs[request.request_id]
             with self._wakeup:
                 self._live_ids.discard(request.request_id)
+        num_cached_tokens = job.sequences[0].num_cached_tokens if job.sequences else 0
         output = RequestOutput(
             request.request_id,
-            choices=tuple(job.choices),
-            prompt_logprobs=tuple(job.prompt_logprobs),
-            usage=Usage(
-                num_prompt_tokens=len(request.prompt_ids),
-                num_output_tokens=job.num_output_tokens,
-                num_cached_tokens=job.sequences[0].num_cached_tokens if job.sequences else 0,
-            ),
-            is_finished=is_finished,
-            error=job.error,
+            tuple(job.choices),
+            tuple(job.prompt_logprobs),
+            Usage(len(request.prompt_ids), job.num_output_tokens, num_cached_tokens),
+            is_finished,
+            job.error,
         )
         job.choices.clear()
         job.prompt_logprobs.clear()

@@ -1,5 +1,6 @@
 """A compiled library as the engine's model: inputs, KV pages, logits and tokens of each step."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -122,10 +123,8 @@ def query_tiles(query_offsets: np.ndarray, tile: int) -> np.ndarray:
     """The batch cut into tiles of at most `tile` tokens of one sequence: [num_tiles, 3] of
     (sequence, first token, number of tokens)."""
     num_sequences, num_tokens = len(query_offsets) - 1, query_offsets[-1]
-    if num_tokens == num_sequences:  # all decode
-        tiles = np.ones((num_sequences, 3), np.int32)
-        tiles[:, :2] = query_offsets[:-1, None]
-        return tiles
+    if num_tokens == num_sequences:
+        return _decode_tiles(num_sequences)
     counts = np.diff(query_offsets)
     per_sequence = -(-counts // tile)
     sequences = np.repeat(np.arange(len(counts)), per_sequence)
@@ -134,6 +133,12 @@ def query_tiles(query_offsets: np.ndarray, tile: int) -> np.ndarray:
     first = query_offsets[:-1][sequences] + within * tile
     rows = np.minimum(tile, query_offsets[1:][sequences] - first)
     return np.stack([sequences, first, rows], axis=1)
+
+
+@functools.cache
+def _decode_tiles(num_sequences: int) -> np.ndarray:
+    """Those of a batch in which every sequence has one token."""
+    return np.array([(i, i, 1) for i in range(num_sequences)], np.int32)
 
 
 class _Int32Tensors:

@@ -43,12 +43,14 @@ def sample_rows(
     functions: SamplingFunctions, logits: np.ndarray, draws: SampleInput
 ) -> SampleOutput:
     """See `ModelRunner.sample`. logits: [num_rows, vocab_size] float32, modified."""
-    raw, raw_rows = logits, draws.rows[draws.logprob_draws]
     bias, penalties = draws.bias, draws.penalties
-    if raw_rows.size and (bias is not None or penalties is not None):
-        raw = aligned_empty((len(raw_rows), logits.shape[1]), logits.dtype)
-        np.take(logits, raw_rows, axis=0, out=raw)
-        raw_rows = np.arange(len(raw_rows), dtype=np.int32)
+    raw, raw_rows = logits, None
+    if draws.logprob_draws.size:
+        raw_rows = draws.rows[draws.logprob_draws]
+        if bias is not None or penalties is not None:
+            raw = aligned_empty((len(raw_rows), logits.shape[1]), logits.dtype)
+            np.take(logits, raw_rows, axis=0, out=raw)
+            raw_rows = np.arange(len(raw_rows), dtype=np.int32)
     if bias is not None:
         functions.apply_logit_bias_inplace(logits, bias.rows, bias.token_ids, bias.values)
     if penalties is not None:
@@ -57,7 +59,7 @@ def sample_rows(
             penalties.values,
         )  # fmt: skip
     token_ids = functions.sample_from_logits(logits, draws.rows, draws.settings, draws.num_ids)
-    if not raw_rows.size:
+    if raw_rows is None:
         return SampleOutput(token_ids, None)
     # Where nothing was drawn, any token will do.
     drawn = np.maximum(token_ids[draws.logprob_draws], 0)

@@ -8,6 +8,7 @@ the tokenizer's ids.
 Here is no work in proportion to the vocabulary: the runner has the logits (`ModelRunner.sample`).
 """
 
+import functools
 import math
 import secrets
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,9 @@ _UINT64 = (1 << 64) - 1
 _WEYL = 0x9E3779B97F4A7C15
 _SMALLEST_INVERSE = 1e-30
 """An infinite temperature: larger would turn a forbidden token's logit into no number."""
+_ARG_MAX = (0.0, -math.inf, 0.0, 1.0, 0.0)
+"""A row of `SampleInput.settings`; the arg max takes no number."""
+_NO_DRAWS = np.empty(0, np.int32)
 
 
 class TokenLogprob(NamedTuple):
@@ -49,6 +53,11 @@ class SequenceSampler:
     the batch nor on a preemption.
     """
 
+    __slots__ = (
+        "_asks_arg_max", "_bias", "_early_bias", "_filters", "_key", "num_sampled", "params",
+        "penalties", "seen",
+    )  # fmt: skip
+
     def __init__(
         self,
         params: SamplingParams,
@@ -63,8 +72,7 @@ class SequenceSampler:
         self.num_sampled = 0
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self._key = _mix(_mix(seed & _UINT64) + choice_index)
-        self._filters = _filters(params)
-        self._is_greedy = params.is_greedy
+        self._filters = None if params.is_greedy else _filters(params)
         end_ids = {i for i in (*eos_token_ids, *params.stop_token_ids) if 0 <= i < num_ids}
         forbidden = dict.fromkeys(end_ids, -math.inf) if params.min_tokens else {}
         self._early_bias = _bias({**params.logit_bias, **forbidden})
@@ -76,6 +84,7 @@ class SequenceSampler:
         if is_repetition or has_counts:
             prompt = [i for i in prompt_ids if i < num_ids] if is_repetition else []
             self.seen = SeenTokens(prompt)
+        self._asks_arg_max = params.is_greedy and self.seen is None and not params.logprobs
         self.penalties = (
             params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         )  # fmt: skip
@@ -89,14 +98,13 @@ class SequenceSampler:
     def takes_arg_max(self) -> bool:
         """Whether the next token is the arg max of the logits as the model gives them, and nothing
         else of them is asked for."""
-        is_changed = self.bias() is not None or self.seen is not None
-        return self._is_greedy and not is_changed and not self.params.logprobs
+        return self._asks_arg_max and self.bias() is None
 
     def settings(self) -> tuple[float, ...]:
         """The next draw's row of `SampleInput.settings`."""
-        # The arg max takes no number.
-        uniform = 0.0 if self._is_greedy else uniform_at(self._key, self.num_sampled)
-        return (*self._filters, uniform)
+        if self._filters is None:
+            return _ARG_MAX
+        return (*self._filters, uniform_at(self._key, self.num_sampled))
 
     def accept(self, token_id: int) -> None:
         """Remember the token that was drawn."""
@@ -115,18 +123,9 @@ def sample_tokens(
     """
     if not draws:
         return []
-    by_row = dict(draws)
-    logprob_draws = [i for i, (_, s) in enumerate(draws) if s.params.logprobs]
-    output = runner.sample(SampleInput(
-        num_ids=num_ids,
-        rows=_int32([row for row, _ in draws]),
-        settings=np.array([sampler.settings() for _, sampler in draws], np.float64),
-        bias=_joined_bias(by_row),
-        penalties=_joined_penalties(by_row),
-        logprob_draws=_int32(logprob_draws),
-        num_top=max((draws[i][1].params.top_logprobs for i in logprob_draws), default=0),
-    ))  # fmt: skip
-    places = {draw: i for i, draw in enumerate(logprob_draws)}
+    inputs = _sample_input(draws, num_ids)
+    output = runner.sample(inputs)
+    places = {draw: i for i, draw in enumerate(inputs.logprob_draws.tolist())}
     tokens: list[SampledToken | None] = []
     for draw, ((_, sampler), token_id) in enumerate(
         zip(draws, output.token_ids.tolist(), strict=True)
@@ -141,6 +140,29 @@ def sample_tokens(
             logprob = _logprob(output.logprobs, places[draw], token_id, num_top)
         tokens.append(SampledToken(token_id, logprob))
     return tokens
+
+
+@functools.cache
+def _arg_max_settings(num_draws: int) -> np.ndarray:
+    """Nobody writes to `SampleInput.settings`, so steps may share them."""
+    return np.array([_ARG_MAX] * num_draws)
+
+
+def _sample_input(draws: Sequence[tuple[int, SequenceSampler]], num_ids: int) -> SampleInput:
+    rows = _int32([row for row, _ in draws])
+    if all([sampler.takes_arg_max for _, sampler in draws]):
+        return SampleInput(num_ids, rows, _arg_max_settings(len(draws)), None, None, _NO_DRAWS, 0)
+    by_row = dict(draws)
+    logprob_draws = [i for i, (_, s) in enumerate(draws) if s.params.logprobs]
+    return SampleInput(
+        num_ids=num_ids,
+        rows=rows,
+        settings=np.array([sampler.settings() for _, sampler in draws], np.float64),
+        bias=_joined_bias(by_row),
+        penalties=_joined_penalties(by_row),
+        logprob_draws=_int32(logprob_draws),
+        num_top=max((draws[i][1].params.top_logprobs for i in logprob_draws), default=0),
+    )
 
 
 def token_logprobs(
@@ -175,9 +197,7 @@ def _mix(value: int) -> int:
 
 
 def _filters(params: SamplingParams) -> tuple[float, float, float, float]:
-    """All of a draw's settings but the uniform number."""
-    if params.is_greedy:
-        return 0.0, -math.inf, 0.0, 1.0
+    """All of a draw's settings but the uniform number, where it is not the arg max."""
     inverse = max(math.log2(math.e) / params.temperature, _SMALLEST_INVERSE)
     offset = -math.inf
     if params.min_p > 0:

@@ -110,7 +110,9 @@ class Scheduler:
         many as it holds.
         """
         plan = StepPlan()
-        num_decodes = sum([sequence.num_tokens_to_compute == 1 for sequence in self.running])
+        # Preemptions take from the end of `running` only, so places stay the same.
+        nums_to_compute = [sequence.num_tokens_to_compute for sequence in self.running]
+        num_decodes = nums_to_compute.count(1)
         num_prefill_tokens = self.limits.prefill_chunk_size - num_decodes
         if num_decodes and prefill_budget is not None:
             num_prefill_tokens = min(num_prefill_tokens, prefill_budget)
@@ -118,7 +120,7 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            is_decode = sequence.num_tokens_to_compute == 1
+            is_decode = nums_to_compute[index] == 1
             num_tokens = 1 if is_decode else self._chunk_size(sequence, num_prefill_tokens, plan)
             if num_tokens and self._acquire_pages(sequence, num_tokens, plan):
                 self._plan_chunk(sequence, num_tokens, plan)
@@ -133,15 +135,15 @@ class Scheduler:
     def commit(self, plan: StepPlan) -> None:
         """Record that the step was computed: its tokens are in their pages, and full pages are
         offered to the prefix cache. Sequences that were aborted meanwhile are passed over."""
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
+        page_size, caches_pages = self.limits.page_size, self.prefix_cache.enabled
+        for sequence, first_token, num_tokens, prompt_rows, _, _ in plan.chunks:
             if sequence.status is not SequenceStatus.RUNNING:
                 continue
-            sequence.num_computed_tokens += chunk.num_tokens
-            if chunk.prompt_rows:
-                sequence.num_prompt_rows_done = chunk.prompt_rows.stop
-            if self.prefix_cache.enabled:
-                self._cache_full_pages(sequence, chunk.first_token)
+            end = sequence.num_computed_tokens = first_token + num_tokens
+            if prompt_rows:
+                sequence.num_prompt_rows_done = prompt_rows.stop
+            if caches_pages and first_token // page_size < end // page_size:
+                self._cache_full_pages(sequence, first_token)
 
     def fork(self, parent: Sequence, choice_index: int) -> Sequence:
         """A copy of a running sequence that shares its pages; the first to write to a shared page
@@ -190,16 +192,11 @@ class Scheduler:
         first_token = sequence.num_computed_tokens
         end = first_token + num_tokens
         is_complete = end == len(sequence.token_ids)
+        is_sampled = is_complete and sequence.request.params.max_tokens != 0
+        is_decode = is_complete and num_tokens == 1 and end > sequence.num_prompt_tokens
         prompt_rows = _prompt_rows(sequence, end)
         plan.chunks.append(
-            ScheduledChunk(
-                sequence,
-                first_token,
-                num_tokens,
-                prompt_rows,
-                is_sampled=is_complete and sequence.request.params.max_tokens != 0,
-                is_decode=num_tokens == 1 and is_complete and sequence.num_output_tokens > 0,
-            )
+            ScheduledChunk(sequence, first_token, num_tokens, prompt_rows, is_sampled, is_decode)
         )
         plan.num_tokens += num_tokens
         plan.num_prompt_rows += len(prompt_rows)
@@ -208,9 +205,10 @@ class Scheduler:
         """Make the pages of the next `num_tokens` tokens exist and be the sequence's own,
         preempting the youngest as needed; False when that is the sequence itself."""
         table = sequence.block_table
-        first_block, offset = divmod(sequence.num_computed_tokens, self.limits.page_size)
-        num_blocks = _ceil_div(sequence.num_computed_tokens + num_tokens, self.limits.page_size)
-        num_new_pages = max(0, num_blocks - len(table))
+        page_size = self.limits.page_size
+        first_block, offset = divmod(sequence.num_computed_tokens, page_size)
+        num_missing = sequence.num_computed_tokens + num_tokens - len(table) * page_size
+        num_new_pages = _ceil_div(num_missing, page_size) if num_missing > 0 else 0
         while True:
             # A preemption may end the sharing, so look again each time.
             is_shared = offset > 0 and self.pool.ref_count(table[first_block]) > 1

@@ -1,5 +1,7 @@
 """A step plan as the small integer tensors that a model runner takes."""
 
+from array import array
+
 import numpy as np
 
 from .model_runner import StepInput
@@ -8,27 +10,37 @@ from .scheduler import StepPlan
 
 def build_step_input(plan: StepPlan, arg_max_ids: int = 0) -> StepInput:
     """The plan's tokens. Rows of logits: per chunk its prompt rows, then the sampled row."""
-    chunks = plan.chunks
-    input_ids = np.empty(plan.num_tokens, dtype=np.int32)
-    positions = np.empty(plan.num_tokens, dtype=np.int32)
-    query_offsets = np.zeros(len(chunks) + 1, dtype=np.int32)
-    num_blocks = max(len(chunk.sequence.block_table) for chunk in chunks)
-    block_tables = np.zeros((len(chunks), num_blocks), dtype=np.int32)
+    # Lists first: single numbers go into them quicker than into arrays.
+    input_ids: list[int] = []
+    positions: list[int] = []
+    query_offsets = [0]
     logit_rows: list[int] = []
     offset = 0
-    for i, chunk in enumerate(chunks):
-        sequence, first = chunk.sequence, chunk.first_token
-        end = offset + chunk.num_tokens
-        if chunk.num_tokens == 1:
-            input_ids[offset] = sequence.token_ids[first]
-            positions[offset] = first
+    for sequence, first, num_tokens, prompt_rows, is_sampled, _ in plan.chunks:
+        if num_tokens == 1:
+            input_ids.append(sequence.token_ids[first])
+            positions.append(first)
         else:
-            input_ids[offset:end] = sequence.token_ids[first : first + chunk.num_tokens]
-            positions[offset:end] = np.arange(first, first + chunk.num_tokens)
-        logit_rows.extend(offset + position - first for position in chunk.prompt_rows)
-        if chunk.is_sampled:
-            logit_rows.append(end - 1)
-        block_tables[i, : len(sequence.block_table)] = sequence.block_table
-        query_offsets[i + 1] = offset = end
-    rows = np.array(logit_rows, dtype=np.int32)
-    return StepInput(input_ids, positions, query_offsets, block_tables, rows, arg_max_ids)
+            input_ids += sequence.token_ids[first : first + num_tokens]
+            positions += range(first, first + num_tokens)
+        if prompt_rows:
+            logit_rows += [offset + position - first for position in prompt_rows]
+        offset += num_tokens
+        query_offsets.append(offset)
+        if is_sampled:
+            logit_rows.append(offset - 1)
+    return StepInput(
+        np.array(input_ids, np.int32),
+        np.array(positions, np.int32),
+        np.array(query_offsets, np.int32),
+        _padded([chunk.sequence.block_table for chunk in plan.chunks]),
+        np.array(logit_rows, np.int32),
+        arg_max_ids,
+    )
+
+
+def _padded(tables: list["array[int]"]) -> np.ndarray:
+    """[len(tables), length of the longest] int32, filled up with 0."""
+    num_bytes = max(map(len, tables)) * tables[0].itemsize
+    rows = b"".join([table.tobytes().ljust(num_bytes, b"\0") for table in tables])
+    return np.frombuffer(rows, np.int32).reshape(len(tables), -1)

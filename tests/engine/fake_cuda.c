@@ -89,7 +89,9 @@ int cudaMemGetInfo(size_t* free_bytes, size_t* total) {
 }
 int cudaMalloc(void** pointer, size_t size) {
   if (used + size > (size_t)Setting("FAKE_CUDA_BYTES", 1 << 30)) return Give(kOutOfMemory);
-  size_t* block = aligned_alloc(256, (size + 511) / 256 * 256);
+  size_t num_bytes = (size + 511) / 256 * 256;
+  size_t* block = aligned_alloc(256, num_bytes);
+  memset(block, 0, num_bytes);  // kernels write nothing: what is read back is a token's id
   *block = size;
   used += size;
   *pointer = (char*)block + 256;
