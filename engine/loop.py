@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -65,7 +64,7 @@ class _Turn(NamedTuple):
 
     job: _Job
     chunk: ScheduledChunk
-    samplers: ListLike[SequenceSampler]
+    samplers: list[SequenceSampler]
     """Those that draw from the logits of the chunk's last token."""
 
 
@@ -295,7 +294,7 @@ class EngineLoop:
         turns = []
         for chunk in plan.chunks:
             job = self._jobs[chunk.sequence.request.request_id]
-            samplers = job.next_samplers(chunk.sequence) if chunk.is_sampled else ()
+            samplers = job.next_samplers(chunk.sequence) if chunk.is_sampled else []
             turns.append(_Turn(job, chunk, samplers))
         return turns
 
