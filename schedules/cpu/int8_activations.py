@@ -55,12 +55,15 @@ class Int8Activations:
     def minus_zero(
         self, zero_point: int | Fraction, group_size: int, token: Any, group: Any, term: int
     ) -> Any:
-        """-zero_point · Σ of a term; of those that are no integers only that of the starts."""
+        """-zero_point · Σ of a term. ValueError for one that is no integer, but that of the starts:
+        it is rounded there."""
         if not zero_point:
             return T.int32(0)
         is_known = self.starts is not None and self.starts.zero_point == zero_point
         if is_known and group_size == GROUP:
             return self.groups[self._record(GROUP, group, term), token, OFFSET]
+        if zero_point != int(zero_point):
+            raise ValueError(f"these activations have no starts for a zero point of {zero_point}")
         return self.step_sum(group_size, token, group, term) * T.int32(-int(zero_point))
 
     def paired_start(self, token: Any, group: Any, term: int) -> Any:

@@ -1,3 +1,5 @@
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from everycast.artifact.tensor_format import TensorFormat
@@ -11,6 +13,7 @@ from everycast.schedules.cpu.activation import (
     activation_buffers,
     quantize_activations,
 )
+from everycast.schedules.cpu.int8_activations import Int8Activations
 from everycast.schedules.cpu.packing import PackedWeight
 
 STEPS = {1: 127, 2: 127 + 127 / 256}
@@ -156,6 +159,13 @@ def test_starts_of_products_of_sums(lab, num_pairs, zero_point, terms):
     of_weights = (w_one * w_other + 128 * w_one).sum(-1)
     found = products - of_weights + records[..., START]
     np.testing.assert_array_equal(found, ((q[:, None] - zero_point) * xq).sum(-1))
+
+
+@pytest.mark.parametrize("starts", [None, Starts(), Starts(Fraction(3, 2))])
+def test_zero_points_that_were_not_rounded_for(starts):
+    x = Int8Activations(np.zeros((2, 1, 12), "int32"), None, None, starts)
+    with pytest.raises(ValueError, match="no starts for a zero point of 239/32"):
+        x.minus_zero(Fraction(239, 32), 32, 0, 0, 0)
 
 
 @pytest.mark.parametrize("lab", ["word_pairs"], indirect=True)
